@@ -1,0 +1,233 @@
+"""The one seam between the mesh and an engine.
+
+A worker drives an `Engine`: token ids in, token ids out. `meshift.backends.sglang` is the real one,
+`meshift.backends.sim` a timing model; both pass `tests/contract/engine_suite.py`.
+
+All methods are called on one event loop and none blocks it. The listener is called on that loop too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from meshift.kv_memory.transport.base import Address
+from meshift.schemas.identity import RequestKey
+from meshift.schemas.instances import ModelInfo
+from meshift.schemas.requests import Finish, Priority, Sampling
+
+
+class Capability(StrEnum):
+    """What an engine can do beyond generating."""
+
+    MOVE_REQUESTS = "move_requests"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a started engine is."""
+
+    name: str
+    """`sglang` or `sim`."""
+    model: ModelInfo
+    capacity: int
+    """KV capacity in tokens."""
+    page_size: int
+    """Tokens a page."""
+    pipeline_stages: int = 1
+    tensor_ranks: int = 1
+    rank_pids: tuple[int, ...] = ()
+    capabilities: frozenset[Capability] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as the engine gets it."""
+
+    key: RequestKey
+    prompt: Sequence[int]
+    output: Sequence[int]
+    """Tokens that were generated before; generation goes on after them, as after a preemption: they count as
+    output for limits and penalties, and are not emitted again."""
+    sampling: Sampling
+    priority: Priority = field(default_factory=Priority)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step (or several, if the engine skips) gave one request."""
+
+    key: RequestKey
+    start: int
+    """Index of the first of `tokens` in the request's whole output (those of earlier attempts included)."""
+    tokens: Sequence[int]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
+
+    capacity: int
+    used: int
+    cached: int
+    free: int
+    reserved: int
+    running: int
+    """Requests in the batch, those in prefill included."""
+    waiting: int
+    head_demand: int
+    queued_demand: int
+    step_count: int
+    """Grows with every step; a watchdog compares it while something runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailure:
+    """The engine is dead: its requests are lost here."""
+
+    reason: str
+
+
+class EngineListener(Protocol):
+    """What the worker gives to the engine."""
+
+    def on_step(self, events: Sequence[TokenEvent]) -> None:
+        """One step's events. Events of one request come in order, without gap or repetition."""
+
+    def on_failure(self, failure: EngineFailure) -> None:
+        """Called at most once, and nothing after it."""
+
+
+class Engine(Protocol):
+    """Generates tokens."""
+
+    async def start(self, listener: EngineListener) -> EngineInfo:
+        """Bring it up until it can serve (weights loaded, warm). Raises `EngineStartError`."""
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Raises `InvalidRequest`, `ContextTooLong` (can never fit into model or capacity)
+        or `Unsupported`; later trouble comes as a finish with reason `error`. A key may be submitted once."""
+
+    def cancel(self, key: RequestKey) -> None:
+        """End it as soon as the step allows: a finish with reason `cancelled` follows, unless its own finish is
+        already on the way. Unknown keys are ignored."""
+
+    def load(self) -> EngineLoad:
+        """The newest snapshot; cheap."""
+
+    async def check_integrity(self) -> None:
+        """Raise AssertionError if memory isn't conserved, or, when nothing runs, not all free or cached."""
+
+    async def stop(self, deadline_s: float) -> None:
+        """End it and its processes, by force after `deadline_s`. Idempotent. No listener call follows."""
+
+
+class EngineStartError(Exception):
+    """The engine didn't come up; the message says why, with the tail of its log."""
+
+
+# ---- moving requests (Llumnix, section 4.2) ----
+
+
+@dataclass(frozen=True, slots=True)
+class MoveKey:
+    """One try to move a request. `hop` is the one that the destination will own."""
+
+    request_id: str
+    attempt: int
+    hop: int
+
+    @property
+    def destination(self) -> RequestKey:
+        """The request's key once it is there."""
+        return RequestKey(self.request_id, self.attempt, self.hop)
+
+    @property
+    def source(self) -> RequestKey:
+        """The request's key before."""
+        return RequestKey(self.request_id, self.attempt, self.hop - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveBegun:
+    """The source agrees to the move."""
+
+    tokens: tuple[int, ...]
+    """Prompt and output whose KV exists now: the destination matches its prefix cache with them."""
+    growth_max: int
+    """Tokens that may still come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Slots promised by the destination, until its deadline."""
+
+    slots: int
+    """Tokens for which there is room now, from index 0."""
+    cached: int
+    """Leading tokens whose KV the destination has already: nothing to send for them."""
+    targets: tuple[Address, ...]
+    """Where the destination's ranks receive, in rank order."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSent:
+    """One round of the copy, on its way."""
+
+    start: int
+    end: int
+    """KV of tokens [start, end) was sent; `end` is the next round's start."""
+    watermark: int
+    byte_count: int
+    checksum: int
+    """Hash of the rectangle, to compare with the receiver's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRequest:
+    """A request outside its batch, whole: what the destination needs beside the KV."""
+
+    computed: int
+    """Tokens whose KV exists."""
+    output: tuple[int, ...]
+    state: bytes
+    """The engine's own; opaque to the mesh."""
+
+
+class MoveRefused(Exception):
+    """Not now: finished, cancelled, preempted, in prefill, no room. The request is where it was, as it was."""
+
+
+@runtime_checkable
+class MovableEngine(Engine, Protocol):
+    """An engine whose requests move. Order at the source: begin_move, send_delta..., freeze, send_delta,
+    then release or resume; at the destination: reserve..., applied..., then commit or abort.
+    Every method but release, resume and abort raises `MoveRefused`; those three are idempotent."""
+
+    async def begin_move(self, key: MoveKey) -> MoveBegun:
+        """Source: mark the request as moving."""
+
+    async def send_delta(self, key: MoveKey, start: int, targets: Sequence[Address]) -> DeltaSent:
+        """Source: send the KV of tokens [start, now). Refuses if the generation of the pages changed meanwhile."""
+
+    async def freeze(self, key: MoveKey) -> FrozenRequest:
+        """Source: take it out of the batch at a step boundary; its KV stays."""
+
+    async def release(self, key: MoveKey) -> None:
+        """Source: the destination owns it; free its memory. No event follows."""
+
+    async def resume(self, key: MoveKey, attempt: int) -> None:
+        """Source: the move failed; go on here, as `(attempt, hop - 1)`, frozen or not."""
+
+    async def reserve(self, key: MoveKey, tokens: Sequence[int], slots: int, deadline_s: float) -> Reserved:
+        """Destination: promise room for `slots` tokens in all, of which `tokens` are the first. Renews."""
+
+    async def applied(self, key: MoveKey, watermark: int, timeout_s: float) -> int:
+        """Destination: wait until every rank has applied that watermark; returns the rectangle's checksum."""
+
+    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest) -> None:
+        """Destination: the request runs here from now on, as `key.destination`."""
+
+    async def abort(self, key: MoveKey) -> None:
+        """Destination: quiesce writers, then free the reservation. A later commit of `key` is refused."""

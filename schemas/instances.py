@@ -1,0 +1,135 @@
+"""Messages about instances: load, dispatch, life and death."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from meshift.schemas.base import Message, Part
+from meshift.schemas.identity import FrontendRef, Owner
+from meshift.schemas.requests import Priority
+
+
+class InstanceState(StrEnum):
+    """An instance's life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class ModelInfo(Part):
+    """What an instance serves."""
+
+    name: str
+    """The id in `/v1/models`."""
+    path: str = ""
+    """Folder with tokenizer and chat template, as the worker sees it."""
+    context_tokens_max: int
+    vocabulary_size: int
+    layers: int
+
+
+class LoadReport(Message):
+    """Worker -> all, every report interval. Tokens unless said. used + cached + free + reserved = capacity."""
+
+    kind: Literal["load_report"] = "load_report"
+    owner: Owner
+    sequence: int
+    emitted_ns: int
+    state: InstanceState
+    model: ModelInfo
+    capacity: int
+    used: int
+    cached: int
+    free: int
+    reserved: int
+    running: int
+    """Requests in the batch, those in prefill included."""
+    waiting: int
+    head_demand: int
+    """What the first waiting request needs to start."""
+    queued_demand: int
+    """What all waiting requests need to start."""
+    headroom: int = 0
+    """Virtual usage beyond the physical one, for priorities."""
+    layout_epoch: int = 0
+    step_count: int = 0
+
+
+class InstanceGone(Message):
+    """This incarnation serves no more; what it held must go on elsewhere."""
+
+    kind: Literal["instance_gone"] = "instance_gone"
+    owner: Owner
+    reason: str
+
+
+class SchedulerReport(Message):
+    """Scheduler -> frontends: it lives."""
+
+    kind: Literal["scheduler_report"] = "scheduler_report"
+    scheduler_id: str
+    incarnation: int
+    instances: int
+
+
+class DispatchRequest(Message):
+    """Frontend -> scheduler: where should this go?"""
+
+    kind: Literal["dispatch_request"] = "dispatch_request"
+    request_id: str
+    attempt: int
+    frontend: FrontendRef
+    model: str
+    demand: int = Field(ge=1)
+    """Tokens that its prefill needs: prompt plus outputs so far."""
+    priority: Priority = Priority()
+    excluded: tuple[Owner, ...] = ()
+    """Owners that just failed or refused it."""
+
+
+class DispatchReply(Message):
+    """Scheduler -> frontend."""
+
+    kind: Literal["dispatch_reply"] = "dispatch_reply"
+    owner: Owner
+    scheduler_id: str
+    incarnation: int
+    reason: str = ""
+    """Why this one, for traces."""
+
+
+class DrainRequest(Message):
+    """Stop taking requests; leave when the running ones have ended or `deadline_s` is over."""
+
+    kind: Literal["drain_request"] = "drain_request"
+    deadline_s: float = Field(default=30.0, ge=0.0)
+
+
+class DrainReply(Message):
+    """The drain has begun."""
+
+    kind: Literal["drain_reply"] = "drain_reply"
+    owner: Owner
+    requests_left: int
+
+
+class StatusRequest(Message):
+    """Operator -> worker."""
+
+    kind: Literal["status_request"] = "status_request"
+
+
+class WorkerStatus(Message):
+    """Worker -> operator."""
+
+    kind: Literal["worker_status"] = "worker_status"
+    load: LoadReport
+    engine: str
+    ranks: tuple[int, ...]
+    """Process ids of the instance's ranks; empty for a simulated engine."""
+    requests: int
+    unacknowledged: int

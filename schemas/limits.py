@@ -1,0 +1,26 @@
+"""Every bound of the mesh that two services must agree on, in one place."""
+
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024
+"""Largest payload of one bus message; `nats-server` runs with the same `max_payload`."""
+
+MESSAGE_HEADROOM_BYTES = 64 * 1024
+"""Left free below the limit for headers."""
+
+PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - MESSAGE_HEADROOM_BYTES
+"""Largest encoded body that a sender accepts."""
+
+SUBSCRIPTION_QUEUE_MAX = 65_536
+"""Messages that wait for one subscriber before the bus drops and reports it."""
+
+PUBLISH_QUEUE_MAX = 65_536
+"""Messages that wait for the connection before `publish` refuses."""
+
+REQUESTS_IN_FLIGHT_MAX = 16_384
+"""Requests of one bus client that may wait for their answers at once."""
+
+ENDPOINT_CONCURRENCY_MAX = 1_024
+"""Requests that one endpoint serves at once."""
+
+REQUEST_ID_CHARS_MAX = 128
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256

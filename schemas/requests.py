@@ -1,0 +1,176 @@
+"""Messages about one request: submission, its tokens, its end."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshift.schemas.base import Message, PackedTokens, Part
+from meshift.schemas.identity import FrontendRef, Owner, RequestKey
+from meshift.schemas.limits import REQUEST_ID_CHARS_MAX, STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
+
+RequestId = Annotated[str, Field(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
+
+
+class Sampling(Part):
+    """How tokens are chosen and when a request ends; SGLang's names and meanings."""
+
+    max_new_tokens: int = Field(ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=-1, ge=-1)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=STOP_STRING_CHARS_MAX)], ...] = Field(
+        default=(), max_length=STOP_STRINGS_MAX
+    )
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+class Priority(Part):
+    """Place in the queue, and protection while running (Llumnix, section 4.3). Greater is more important."""
+
+    scheduling: int = 0
+    execution: int = 0
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Finish(Part):
+    """The end of a request on its owner."""
+
+    reason: FinishReason
+    matched_stop: str | int | None = None
+    """The stop string or token id that ended it."""
+    message: str = ""
+    """For `error`: what went wrong."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    preemptions: int = 0
+    preemption_loss_ns: int = 0
+    """Time between preemptions and the ends of their recomputations."""
+
+
+class Submit(Message):
+    """Frontend -> worker. Idempotent by `(request_id, attempt)`."""
+
+    kind: Literal["submit"] = "submit"
+    request_id: RequestId
+    attempt: int = Field(ge=1)
+    hop: int = Field(default=0, ge=0)
+    owner: Owner
+    """Whom it is meant for; another incarnation refuses with `stale`."""
+    frontend: FrontendRef
+    prompt: PackedTokens
+    output: PackedTokens = b""
+    """Tokens that earlier attempts gave; generation goes on at index `len(output)`."""
+    sampling: Sampling
+    priority: Priority = Priority()
+
+    @property
+    def key(self) -> RequestKey:
+        return RequestKey(self.request_id, self.attempt, self.hop)
+
+
+class SubmitReply(Message):
+    """The owner has it (or had it already)."""
+
+    kind: Literal["submit_reply"] = "submit_reply"
+    owner: Owner
+
+
+class TokenFinish(Part):
+    """The finish of the request in row `row` of a TokenBatch."""
+
+    row: int
+    finish: Finish
+
+
+class TokenBatch(Message):
+    """Worker -> frontend: what one engine step gave this frontend's requests. Columns, one row a request."""
+
+    kind: Literal["token_batch"] = "token_batch"
+    owner: Owner
+    emitted_ns: int
+    """The owner's monotonic clock; comparable within one owner (and, in simulation, everywhere)."""
+    request_ids: tuple[str, ...]
+    attempts: tuple[int, ...]
+    hops: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Index of the row's first token in its request's output."""
+    counts: tuple[int, ...]
+    tokens: PackedTokens
+    """All rows' tokens, one row after another."""
+    finishes: tuple[TokenFinish, ...] = ()
+
+
+class Cancel(Message):
+    """Frontend -> worker: stop these and free their memory. Also the answer to stale events."""
+
+    kind: Literal["cancel"] = "cancel"
+    frontend: FrontendRef
+    owner: Owner
+    keys: tuple[RequestKey, ...]
+
+
+class Acknowledge(Message):
+    """Frontend -> worker: these finishes have arrived; their outputs need not be kept."""
+
+    kind: Literal["acknowledge"] = "acknowledge"
+    frontend: FrontendRef
+    owner: Owner
+    keys: tuple[RequestKey, ...]
+
+
+class Lease(Message):
+    """Frontend -> all workers: this incarnation lives; its requests may go on for `ttl_s`."""
+
+    kind: Literal["lease"] = "lease"
+    frontend: FrontendRef
+    ttl_s: float
+
+
+class ReplayRequest(Message):
+    """Frontend -> owner: the tokens of `request_id` from `start` on, please."""
+
+    kind: Literal["replay_request"] = "replay_request"
+    request_id: RequestId
+    attempt: int
+    hop: int
+    owner: Owner
+    start: int = Field(ge=0)
+
+    @property
+    def key(self) -> RequestKey:
+        return RequestKey(self.request_id, self.attempt, self.hop)
+
+
+class ReplayState(StrEnum):
+    """What the owner knows of a request."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+class ReplayReply(Message):
+    """Owner -> frontend."""
+
+    kind: Literal["replay_reply"] = "replay_reply"
+    owner: Owner
+    state: ReplayState
+    start: int = 0
+    tokens: PackedTokens = b""
+    finish: Finish | None = None

@@ -1,0 +1,69 @@
+"""The bus subjects. A name in a subject is one token: letters, digits, `-` and `_`."""
+
+import re
+
+PREFIX = "meshift.v1"
+
+LOAD = f"{PREFIX}.load.*"
+"""Subscribed: LoadReport of every worker, every report interval."""
+
+INSTANCE_GONE = f"{PREFIX}.instance.gone"
+"""InstanceGone, by the worker that leaves or whose engine died."""
+
+LEASE = f"{PREFIX}.lease"
+"""Lease of every frontend, in bulk."""
+
+SCHEDULER = f"{PREFIX}.scheduler.report"
+"""SchedulerReport: that a scheduler lives, and which."""
+
+DISPATCH = f"{PREFIX}.scheduler.dispatch"
+"""Endpoint: DispatchRequest -> DispatchReply."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can stand in a subject; raise ValueError if not."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name {name!r} must be 1 to 64 letters, digits, '-' or '_'")
+    return name
+
+
+def worker_load(instance_id: str) -> str:
+    """Published by the worker: LoadReport. It listens there too, for a newer incarnation of itself."""
+    return f"{PREFIX}.load.{instance_id}"
+
+
+def worker_submit(instance_id: str) -> str:
+    """Endpoint: Submit -> SubmitReply."""
+    return f"{PREFIX}.worker.{instance_id}.submit"
+
+
+def worker_replay(instance_id: str) -> str:
+    """Endpoint: ReplayRequest -> ReplayReply."""
+    return f"{PREFIX}.worker.{instance_id}.replay"
+
+
+def worker_status(instance_id: str) -> str:
+    """Endpoint: StatusRequest -> WorkerStatus."""
+    return f"{PREFIX}.worker.{instance_id}.status"
+
+
+def worker_drain(instance_id: str) -> str:
+    """Endpoint: DrainRequest -> DrainReply."""
+    return f"{PREFIX}.worker.{instance_id}.drain"
+
+
+def worker_cancel(instance_id: str) -> str:
+    """Published: Cancel."""
+    return f"{PREFIX}.worker.{instance_id}.cancel"
+
+
+def worker_acknowledge(instance_id: str) -> str:
+    """Published: Acknowledge."""
+    return f"{PREFIX}.worker.{instance_id}.ack"
+
+
+def frontend_tokens(frontend_id: str) -> str:
+    """Published by workers: TokenBatch."""
+    return f"{PREFIX}.frontend.{frontend_id}.tokens"

@@ -1,0 +1,59 @@
+"""What the HTTP shell (and tests, and simulation) ask of the frontend core."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from meshift.schemas.instances import LoadReport, ModelInfo
+from meshift.schemas.requests import Finish, Priority, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation: token ids in."""
+
+    request_id: str
+    model: str
+    prompt: Sequence[int]
+    sampling: Sampling
+    priority: Priority = field(default_factory=Priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What arrived: tokens [start, start + len(tokens)) of the output, and the finish with the last of them."""
+
+    start: int
+    tokens: Sequence[int]
+    finish: Finish | None = None
+
+
+class TokenStream(Protocol):
+    """The stable end of a stream, whatever moves or dies behind it. Exactly once: no gap, no repetition."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Chunks in order; ends after the one with the finish. Raises a `MeshError` if the request can't go on."""
+
+    async def cancel(self) -> None:
+        """The client went away: stop the request on its owner and free its memory. Idempotent; harmless after the
+        finish."""
+
+
+class Frontend(Protocol):
+    """The core."""
+
+    def models(self) -> list[ModelInfo]:
+        """Models of the live instances, by name."""
+
+    def instances(self) -> list[LoadReport]:
+        """The newest reports of the live instances."""
+
+    def ready(self) -> bool:
+        """Whether some live instance takes requests."""
+
+    def scheduler_alive(self) -> bool:
+        """False: bypass mode, this frontend dispatches by itself."""
+
+    async def generate(self, request: GenerateRequest) -> TokenStream:
+        """Dispatch and submit; returns when an owner has taken it. Raises InvalidRequest, ContextTooLong, NotFound
+        (no such model), MessageTooLarge, Overloaded, Unavailable."""
