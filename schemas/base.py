@@ -18,16 +18,16 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 
-class Message(Part):
-    """A frozen message. Subclasses add `kind: Literal[...]`, the tag by which a receiver refuses a wrong one."""
-
-    version: Annotated[int, AfterValidator(lambda value: _same_version(value))] = PROTOCOL_VERSION
-
-
 def _same_version(value: int) -> int:
     if value != PROTOCOL_VERSION:
         raise ValueError(f"protocol version {value} is not {PROTOCOL_VERSION}: upgrade the older service")
     return value
+
+
+class Message(Part):
+    """A frozen message. Subclasses add `kind: Literal[...]`, the tag by which a receiver refuses a wrong one."""
+
+    version: Annotated[int, AfterValidator(_same_version)] = PROTOCOL_VERSION
 
 
 def _whole_tokens(value: bytes) -> bytes:

@@ -1,21 +1,21 @@
 """Error codes, and the one exception tree of the mesh.
 
-    MeshError
-    +-- CallerError          the caller can mend it: bad input                       4xx
-    |   +-- InvalidRequest       a field is wrong; `param` names it                   400
-    |   +-- ContextTooLong       prompt (and output) don't fit the model              400
-    |   +-- MessageTooLarge      over the bus limit                                   413
-    |   +-- NotFound             unknown model, request, instance                     404
-    |   +-- Unsupported          this engine can't do it                              400
-    +-- OverloadError        try later                                               429/503
-    |   +-- Overloaded           a queue or a limit is full                           429
-    |   +-- Unavailable          no instance can take it now                          503
-    +-- PeerError            another service failed; retry elsewhere
-    |   +-- PeerTimeout          no answer by the deadline                            504
-    |   +-- PeerGone             nobody serves that subject                           503
-    |   +-- Stale                the sender's attempt, hop or owner is superseded     409
-    |   +-- BusClosed            this bus client is closed                            503
-    +-- InternalError        a bug of ours                                           500
+MeshError
++-- CallerError          the caller can mend it: bad input                       4xx
+|   +-- InvalidRequest       a field is wrong; `param` names it                   400
+|   +-- ContextTooLong       prompt (and output) don't fit the model              400
+|   +-- MessageTooLarge      over the bus limit                                   413
+|   +-- NotFound             unknown model, request, instance                     404
+|   +-- Unsupported          this engine can't do it                              400
++-- OverloadError        try later                                               429/503
+|   +-- Overloaded           a queue or a limit is full                           429
+|   +-- Unavailable          no instance can take it now                          503
++-- PeerError            another service failed; retry elsewhere
+|   +-- PeerTimeout          no answer by the deadline                            504
+|   +-- PeerGone             nobody serves that subject                           503
+|   +-- Stale                the sender's attempt, hop or owner is superseded     409
+|   +-- BusClosed            this bus client is closed                            503
++-- InternalError        a bug of ours                                           500
 """
 
 from enum import StrEnum

@@ -1,0 +1,279 @@
+"""The frontend core: dispatches, submits, keeps streams exactly once, resumes them elsewhere after a crash."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+from pydantic import BaseModel, Field
+
+from meshift.schemas import subjects
+from meshift.schemas.base import unpack_tokens
+from meshift.schemas.errors import InvalidRequest, MeshError, Overloaded, PeerGone
+from meshift.schemas.identity import FrontendRef, Owner, RequestKey
+from meshift.schemas.instances import InstanceGone, LoadReport, ModelInfo, SchedulerReport
+from meshift.schemas.requests import Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
+from meshift.services.bus.base import Bus, ServiceInfo
+from meshift.services.frontend.answers import Answers
+from meshift.services.frontend.api import GenerateRequest
+from meshift.services.frontend.dispatch import Dispatcher
+from meshift.services.frontend.handle import StreamHandle
+from meshift.services.frontend.placement import Placement
+from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
+from meshift.services.instances import InstanceView
+from meshift.services.periodic import Periodic
+
+logger = logging.getLogger(__name__)
+
+ASKS_FAILED_MAX = 3
+"""Unanswered questions after which an owner is taken for lost."""
+
+
+class FrontendOptions(BaseModel):
+    """Timing and bounds of a frontend."""
+
+    tick_s: float = Field(0.1, gt=0, description="how often silence is looked for")
+    silence_s: float = Field(0.5, gt=0, description="silence of a stream after which its owner is asked")
+    ask_timeout_s: float = Field(1.0, gt=0, description="deadline of that question")
+    instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
+    dispatch_timeout_s: float = Field(0.5, gt=0, description="deadline of a dispatch; then bypass mode")
+    submit_timeout_s: float = Field(2.0, gt=0, description="deadline of a submission; then another owner")
+    place_deadline_s: float = Field(5.0, gt=0, description="time to find an owner for a new request")
+    resume_deadline_s: float = Field(120.0, gt=0, description="time to find a new owner for a stream that lost its own")
+    retry_s: float = Field(0.1, gt=0, description="pause before all owners are tried again")
+    lease_interval_s: float = Field(1.0, gt=0, description="how often the lease is renewed")
+    lease_ttl_s: float = Field(5.0, gt=0, description="how long workers go on without a renewal")
+    streams_max: int = Field(16_384, gt=0, description="streams at once; more are refused")
+
+
+class FrontendCore:
+    """One frontend on a bus; implements `api.Frontend`."""
+
+    def __init__(self, ref: FrontendRef, bus: Bus, options: FrontendOptions) -> None:
+        subjects.check_name(ref.frontend_id)
+        self.ref = ref
+        self._bus = bus
+        self._options = options
+        self._view = InstanceView(options.instance_timeout_s)
+        self._streams: dict[str, Stream] = {}
+        self._handles: dict[str, StreamHandle] = {}
+        self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s)
+        self._answers = Answers(bus, ref)
+        self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._ticks = Periodic(options.tick_s, self._tick)
+        self._leases = Periodic(options.lease_interval_s, self._renew_lease)
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Join the bus."""
+        bus = self._bus
+        bus.subscribe(subjects.LOAD, LoadReport, self._on_report)
+        bus.subscribe(subjects.INSTANCE_GONE, InstanceGone, self._on_gone)
+        bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._dispatcher.on_scheduler)
+        bus.subscribe(subjects.frontend_tokens(self.ref.frontend_id), TokenBatch, self._on_tokens)
+        await bus.start(ServiceInfo("frontend", self.ref.frontend_id, "REST frontend: the stable end of streams"))
+        self._renew_lease()
+        self._ticks.start()
+        self._leases.start()
+
+    async def stop(self) -> None:
+        """Cancel what runs and leave the bus. Idempotent."""
+        self._ticks.stop()
+        self._leases.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        for stream in list(self._streams.values()):
+            self.cancel(stream)
+        await self._bus.close()
+
+    # ---- api.Frontend
+
+    def models(self) -> list[ModelInfo]:
+        """Models of the live instances, by name."""
+        by_name = {known.report.model.name: known.report.model for known in self._view}
+        return [by_name[name] for name in sorted(by_name)]
+
+    def instances(self) -> list[LoadReport]:
+        """The newest reports of the live instances."""
+        return [known.report for known in self._view]
+
+    def ready(self) -> bool:
+        """Whether some live instance takes requests."""
+        return any(known.takes_requests for known in self._view)
+
+    def scheduler_alive(self) -> bool:
+        """False: bypass mode."""
+        return self._dispatcher.scheduler_alive
+
+    async def generate(self, request: GenerateRequest) -> StreamHandle:
+        """See `api.Frontend.generate`."""
+        if len(self._streams) >= self._options.streams_max:
+            raise Overloaded(f"{len(self._streams)} streams are open already")
+        if request.request_id in self._streams:
+            raise InvalidRequest(f"request {request.request_id} is open already", param="request_id")
+        stream = Stream(request)
+        handle = StreamHandle(stream, self.cancel)
+        self._streams[request.request_id] = stream
+        self._handles[request.request_id] = handle
+        try:
+            await self._placement.place_new(stream)
+        except BaseException:
+            self.cancel(stream)
+            raise
+        return handle
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop a stream, wherever it is. Idempotent."""
+        if stream.ended:
+            return
+        stream.enter(StreamEvent.CANCEL)
+        if stream.owner is not None:
+            self._answers.cancel(stream.owner, stream.key)
+        self._settle(stream)
+
+    def open_streams(self) -> int:
+        """Streams that haven't ended."""
+        return len(self._streams)
+
+    # ---- what workers say
+
+    def _on_tokens(self, batch: TokenBatch) -> None:
+        now_s = self._now_s()
+        tokens = unpack_tokens(batch.tokens)
+        finishes = {item.row: item.finish for item in batch.finishes}
+        offset = 0
+        for row, request_id in enumerate(batch.request_ids):
+            count = batch.counts[row]
+            key = RequestKey(request_id, batch.attempts[row], batch.hops[row])
+            finish = finishes.get(row)
+            stream = self._current(batch.owner, key, finish is not None, now_s)
+            if stream is not None and stream.take(batch.starts[row], tokens[offset : offset + count], finish, now_s):
+                self._grown(stream)
+            elif stream is not None and stream.has_gap:
+                self._ask(stream)
+            offset += count
+        self._answers.flush()
+
+    def _current(self, owner: Owner, key: RequestKey, finished: bool, now_s: float) -> Stream | None:
+        """The stream that an event belongs to; None if it is stale, which its sender is then told."""
+        stream = self._streams.get(key.request_id)
+        verdict = stream.judge(key.attempt, key.hop, owner) if stream is not None else Verdict.STALE
+        if stream is not None and verdict is Verdict.NEWER_HOP:
+            stream.adopt(key.hop, owner, now_s)
+        elif stream is None or verdict is Verdict.STALE:
+            self._answers.stale(owner, key, finished)
+            return None
+        return stream
+
+    def _grown(self, stream: Stream) -> None:
+        handle = self._handles[stream.request.request_id]
+        if stream.ended and stream.owner is not None:
+            self._answers.acknowledge(stream.owner, stream.key)
+            self._settle(stream)
+        handle.wake()
+
+    def _settle(self, stream: Stream) -> None:
+        """An ended stream is nobody's business any more."""
+        self._streams.pop(stream.request.request_id, None)
+        handle = self._handles.pop(stream.request.request_id, None)
+        if handle is not None:
+            handle.wake()
+
+    def _on_report(self, report: LoadReport) -> None:
+        for lost in self._view.on_report(report, self._now_s()):
+            self._owner_lost(lost, "superseded by a newer incarnation")
+
+    def _on_gone(self, gone: InstanceGone) -> None:
+        self._view.on_gone(gone.owner)
+        self._owner_lost(gone.owner, gone.reason)
+
+    # ---- silence and loss
+
+    def _tick(self) -> None:
+        now_s = self._now_s()
+        for owner in self._view.expire(now_s):
+            self._owner_lost(owner, f"no report for {self._options.instance_timeout_s} s")
+        for stream in list(self._streams.values()):
+            if stream.state is StreamState.RUNNING and now_s - stream.heard_s >= self._options.silence_s:
+                self._ask(stream)
+        self._answers.repeat_cancels()
+
+    def _renew_lease(self) -> None:
+        self._bus.publish(subjects.LEASE, Lease(frontend=self.ref, ttl_s=self._options.lease_ttl_s))
+
+    def _owner_lost(self, owner: Owner, why: str) -> None:
+        for stream in list(self._streams.values()):
+            if stream.owner == owner and stream.state is StreamState.RUNNING:
+                self._resume(stream, why)
+
+    def _resume(self, stream: Stream, why: str) -> None:
+        logger.warning("%s goes on elsewhere: %s: %s", stream.key, stream.owner, why)
+        stream.enter(StreamEvent.OWNER_LOST)
+        if stream.owner is not None:
+            self._answers.cancel(stream.owner, stream.key)
+        self._spawn(self._place_again(stream))
+
+    async def _place_again(self, stream: Stream) -> None:
+        try:
+            await self._placement.place_again(stream)
+        except MeshError as error:
+            if not stream.ended:
+                stream.fail(error)
+                self._settle(stream)
+
+    def _ask(self, stream: Stream) -> None:
+        if not stream.asking and stream.state is StreamState.RUNNING:
+            stream.asking = True
+            self._spawn(self._ask_owner(stream))
+
+    async def _ask_owner(self, stream: Stream) -> None:
+        owner, key = stream.owner, stream.key
+        assert owner is not None, f"{key} runs without an owner"
+        ask = ReplayRequest(
+            request_id=key.request_id, attempt=key.attempt, hop=key.hop, owner=owner, start=len(stream.output)
+        )
+        try:
+            reply = await self._bus.request(
+                subjects.worker_replay(owner.instance_id),
+                ask,
+                ReplayReply,
+                timeout_s=self._options.ask_timeout_s,
+            )
+        except MeshError as error:
+            stream.asking = False
+            if stream.key == key and stream.state is StreamState.RUNNING:
+                self._ask_failed(stream, owner, error)
+            return
+        stream.asking = False
+        if stream.key == key and stream.state is StreamState.RUNNING:
+            self._take_replay(stream, reply)
+
+    def _ask_failed(self, stream: Stream, owner: Owner, error: MeshError) -> None:
+        stream.asks_failed += 1
+        known = self._view.get(owner)
+        silent_s = self._now_s() - known.seen_s if known is not None else self._options.silence_s
+        # Nobody serves the owner's subject and it doesn't report: it is dead, no need to wait for more.
+        dead = isinstance(error, PeerGone) and silent_s >= self._options.silence_s
+        if dead or stream.asks_failed >= ASKS_FAILED_MAX:
+            self._resume(stream, f"doesn't answer: {error}")
+
+    def _take_replay(self, stream: Stream, reply: ReplayReply) -> None:
+        if reply.state is ReplayState.UNKNOWN:
+            self._resume(stream, "its owner doesn't know it")
+        elif stream.take(reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s()):
+            self._grown(stream)
+            self._answers.flush()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a stream's task failed", exc_info=task.exception())
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,77 @@
+"""Where a request goes: the scheduler says, or, when it doesn't answer, this frontend itself (bypass mode)."""
+
+import logging
+from collections.abc import Sequence
+
+from meshift.schemas import subjects
+from meshift.schemas.errors import NotFound, OverloadError, PeerError, Unavailable
+from meshift.schemas.identity import FrontendRef, Owner
+from meshift.schemas.instances import DispatchReply, DispatchRequest, SchedulerReport
+from meshift.services.bus.base import Bus
+from meshift.services.frontend.streams import Stream
+from meshift.services.instances import InstanceView
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Chooses owners. Normal mode begins with a scheduler's report and ends with a dispatch that isn't answered."""
+
+    def __init__(self, bus: Bus, frontend: FrontendRef, view: InstanceView, timeout_s: float) -> None:
+        self._bus = bus
+        self._frontend = frontend
+        self._view = view
+        self._timeout_s = timeout_s
+        self._turn = 0
+        self.scheduler_alive = False
+
+    def on_scheduler(self, report: SchedulerReport) -> None:
+        """A scheduler lives."""
+        if not self.scheduler_alive:
+            logger.info("scheduler %s#%d answers", report.scheduler_id, report.incarnation)
+        self.scheduler_alive = True
+
+    async def choose(self, stream: Stream, excluded: Sequence[Owner]) -> Owner:
+        """An owner for the stream's next attempt. Raises NotFound (nobody serves the model), Unavailable."""
+        if self.scheduler_alive:
+            owner = await self._ask_scheduler(stream, excluded)
+            if owner is not None:
+                return owner
+        return self._bypass(stream.request.model, excluded)
+
+    async def _ask_scheduler(self, stream: Stream, excluded: Sequence[Owner]) -> Owner | None:
+        request = stream.request
+        ask = DispatchRequest(
+            request_id=request.request_id,
+            attempt=stream.attempt + 1,
+            frontend=self._frontend,
+            model=request.model,
+            demand=len(request.prompt) + len(stream.output),
+            priority=request.priority,
+            excluded=tuple(excluded),
+        )
+        try:
+            reply = await self._bus.request(subjects.DISPATCH, ask, DispatchReply, timeout_s=self._timeout_s)
+        except PeerError as error:
+            if self.scheduler_alive:
+                logger.warning("scheduler lost, dispatching without it: %s", error)
+            self.scheduler_alive = False
+            return None
+        except (NotFound, OverloadError):
+            # A scheduler that has just started doesn't know the instances yet; this frontend may.
+            return None
+        return reply.owner
+
+    def _bypass(self, model: str, excluded: Sequence[Owner]) -> Owner:
+        served = sorted({known.report.model.name for known in self._view})
+        if served and model not in served:
+            raise NotFound(f"model {model!r} is not served; there is {', '.join(served)}", param="model")
+        able = [
+            known.owner
+            for known in self._view
+            if known.takes_requests and known.report.model.name == model and known.owner not in excluded
+        ]
+        if not able:
+            raise Unavailable(f"no instance of {model!r} takes requests now")
+        self._turn += 1
+        return able[self._turn % len(able)]

@@ -1,0 +1,168 @@
+"""One request as its frontend sees it. Pure: `now_s` comes in; the core does the talking.
+
+Exactly once: tokens are taken in order of their index, from the current (attempt, hop, owner) only. What comes
+early waits in a small reorder buffer; what is missing is asked for; what is old is answered with a cancel.
+"""
+
+from array import array
+from collections.abc import Sequence
+from enum import Enum, StrEnum, auto
+
+from meshift.schemas.errors import InternalError, MeshError
+from meshift.schemas.identity import Owner, RequestKey
+from meshift.schemas.requests import Finish, FinishReason
+from meshift.services.frontend.api import GenerateRequest
+
+REORDER_ROWS_MAX = 64
+"""Early rows kept for a stream; beyond that they are dropped and asked for again."""
+
+
+class StreamState(StrEnum):
+    """The life of a request at its frontend."""
+
+    SUBMITTING = "submitting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class StreamEvent(StrEnum):
+    """What happens to it."""
+
+    ACCEPTED = "accepted"
+    OWNER_LOST = "owner_lost"
+    FINISH = "finish"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+_S, _E = StreamState, StreamEvent
+
+TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
+    (_S.SUBMITTING, _E.ACCEPTED): _S.RUNNING,
+    # Tokens, and even the finish, may overtake the answer to the submission.
+    (_S.SUBMITTING, _E.FINISH): _S.FINISHED,
+    (_S.SUBMITTING, _E.FAIL): _S.FAILED,
+    (_S.SUBMITTING, _E.CANCEL): _S.CANCELLED,
+    (_S.RUNNING, _E.OWNER_LOST): _S.SUBMITTING,
+    (_S.RUNNING, _E.FINISH): _S.FINISHED,
+    (_S.RUNNING, _E.FAIL): _S.FAILED,
+    (_S.RUNNING, _E.CANCEL): _S.CANCELLED,
+}
+
+
+class Verdict(Enum):
+    """What an event's identity says."""
+
+    CURRENT = auto()
+    NEWER_HOP = auto()
+    """The request moved: its new owner speaks for the first time."""
+    STALE = auto()
+
+
+class Stream:
+    """State of one request. `output` only grows."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.state = StreamState.SUBMITTING
+        self.attempt = 0
+        self.hop = 0
+        self.owner: Owner | None = None
+        self.output: array[int] = array("i")
+        self.finish: Finish | None = None
+        self.error: MeshError | None = None
+        self.heard_s = 0.0
+        """When the current owner last said anything of it."""
+        self.heard_owner = False
+        """Whether the current owner said anything since the submission."""
+        self.asking = False
+        """A question for missing tokens is on its way."""
+        self.asks_failed = 0
+        self._early: dict[int, tuple[Sequence[int], Finish | None]] = {}
+
+    @property
+    def key(self) -> RequestKey:
+        """The identity that events must carry now."""
+        return RequestKey(self.request.request_id, self.attempt, self.hop)
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in (StreamState.SUBMITTING, StreamState.RUNNING)
+
+    @property
+    def has_gap(self) -> bool:
+        return bool(self._early)
+
+    def enter(self, event: StreamEvent) -> None:
+        """Take a transition of the table. Raises InternalError for one it doesn't have."""
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError:
+            raise InternalError(f"a stream that is {self.state} can't take {event}") from None
+
+    def begin_attempt(self, owner: Owner, now_s: float) -> RequestKey:
+        """A new submission, to `owner`: everything of the attempts before is stale from now on."""
+        self.attempt += 1
+        self.hop = 0
+        self._change_owner(owner, now_s)
+        return self.key
+
+    def adopt(self, hop: int, owner: Owner, now_s: float) -> None:
+        """The request moved to `owner`."""
+        self.hop = hop
+        self._change_owner(owner, now_s)
+
+    def _change_owner(self, owner: Owner, now_s: float) -> None:
+        self.owner = owner
+        self.heard_s = now_s
+        self.heard_owner = False
+        self.asks_failed = 0
+        self._early.clear()
+
+    def judge(self, attempt: int, hop: int, owner: Owner) -> Verdict:
+        """Whether an event of this identity counts."""
+        if attempt != self.attempt or hop < self.hop or self.owner is None:
+            return Verdict.STALE
+        if hop > self.hop:
+            return Verdict.NEWER_HOP
+        return Verdict.CURRENT if owner == self.owner else Verdict.STALE
+
+    def take(self, start: int, tokens: Sequence[int], finish: Finish | None, now_s: float) -> bool:
+        """Tokens [start, start + len(tokens)) from the current owner. Returns whether anything new can be read."""
+        self.heard_s = now_s
+        self.heard_owner = True
+        self.asks_failed = 0
+        if start > len(self.output):
+            if len(self._early) < REORDER_ROWS_MAX:
+                self._early[start] = (tokens, finish)
+            return False
+        grown = self._append(start, tokens, finish)
+        while self._early and not self.ended:
+            early = min(self._early)
+            if early > len(self.output):
+                break
+            grown = self._append(early, *self._early.pop(early)) or grown
+        return grown
+
+    def _append(self, start: int, tokens: Sequence[int], finish: Finish | None) -> bool:
+        known = len(self.output) - start
+        if known > len(tokens):
+            return False
+        self.output.extend(tokens[known:])
+        if finish is not None:
+            self._end(finish)
+        return finish is not None or known < len(tokens)
+
+    def _end(self, finish: Finish) -> None:
+        if finish.reason is FinishReason.ERROR:
+            self.fail(InternalError(f"the engine failed this request: {finish.message}"))
+            return
+        self.finish = finish
+        self.enter(StreamEvent.FINISH)
+
+    def fail(self, error: MeshError) -> None:
+        """It can't go on."""
+        self.error = error
+        self.enter(StreamEvent.FAIL)

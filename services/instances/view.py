@@ -1,0 +1,82 @@
+"""The live instances, as their load reports show them. Pure: `now_s` comes in.
+
+Of two incarnations of one instance the newest wins. An incarnation that said it goes never comes back; one that
+fell silent does when it is heard again (a partition heals).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshift.schemas.identity import Owner
+from meshift.schemas.instances import InstanceState, LoadReport
+
+
+@dataclass(slots=True)
+class KnownInstance:
+    """The newest report of one instance, and when it came."""
+
+    report: LoadReport
+    seen_s: float
+
+    @property
+    def owner(self) -> Owner:
+        return self.report.owner
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.report.state is InstanceState.READY
+
+
+class InstanceView:
+    """Instances by id, at most one incarnation of each."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._known: dict[str, KnownInstance] = {}
+        self._newest: dict[str, int] = {}
+        """The newest incarnation ever heard of."""
+        self._gone: dict[str, int] = {}
+        """The newest incarnation that said it goes."""
+
+    def __iter__(self) -> Iterator[KnownInstance]:
+        """In the order of their ids, so that a decision doesn't depend on who reported first."""
+        return iter([self._known[key] for key in sorted(self._known)])
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, owner: Owner) -> KnownInstance | None:
+        """That incarnation, if it is live."""
+        known = self._known.get(owner.instance_id)
+        return known if known is not None and known.owner == owner else None
+
+    def on_report(self, report: LoadReport, now_s: float) -> list[Owner]:
+        """Take a report in. Returns the owners that it proves lost: older incarnations of the instance."""
+        owner = report.owner
+        known = self._known.get(owner.instance_id)
+        if owner.incarnation < self._newest.get(owner.instance_id, 0):
+            return []
+        if owner.incarnation <= self._gone.get(owner.instance_id, -1):
+            return []
+        self._newest[owner.instance_id] = owner.incarnation
+        lost = [known.owner] if known is not None and known.owner != owner else []
+        if known is not None and not lost and report.sequence <= known.report.sequence:
+            return []
+        self._known[owner.instance_id] = KnownInstance(report, now_s)
+        return lost
+
+    def on_gone(self, owner: Owner) -> bool:
+        """An incarnation says it goes. Returns whether it was live here."""
+        gone = self._gone.get(owner.instance_id, -1)
+        self._gone[owner.instance_id] = max(gone, owner.incarnation)
+        if self.get(owner) is None:
+            return False
+        del self._known[owner.instance_id]
+        return True
+
+    def expire(self, now_s: float) -> list[Owner]:
+        """Forget those that have been silent for too long; returns them."""
+        silent = [k.owner for k in self if now_s - k.seen_s > self._timeout_s]
+        for owner in silent:
+            del self._known[owner.instance_id]
+        return silent

@@ -1,0 +1,1 @@
+"""The global scheduler (Llumnix, section 4): knows instances, never requests."""

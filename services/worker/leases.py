@@ -1,0 +1,29 @@
+"""Leases: a request runs for as long as its frontend's incarnation is heard of. Pure: `now_s` comes in."""
+
+from meshift.schemas.identity import FrontendRef
+
+
+class Leases:
+    """The newest incarnation of each frontend, and when its lease ends."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, tuple[int, float]] = {}
+
+    def renew(self, frontend: FrontendRef, ttl_s: float, now_s: float) -> None:
+        """`frontend` lives. An older incarnation than known changes nothing."""
+        incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
+        if frontend.incarnation > incarnation:
+            self._leases[frontend.frontend_id] = (frontend.incarnation, now_s + ttl_s)
+        elif frontend.incarnation == incarnation:
+            self._leases[frontend.frontend_id] = (incarnation, max(ends_s, now_s + ttl_s))
+
+    def is_live(self, frontend: FrontendRef, now_s: float) -> bool:
+        """Whether requests of that incarnation may run."""
+        incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
+        return frontend.incarnation == incarnation and now_s < ends_s
+
+    def expire(self, now_s: float, kept_s: float) -> None:
+        """Forget frontends whose lease ended `kept_s` ago; their requests must have been cancelled by then."""
+        ended = [key for key, (_, ends_s) in self._leases.items() if ends_s + kept_s < now_s]
+        for key in ended:
+            del self._leases[key]

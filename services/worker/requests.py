@@ -1,0 +1,137 @@
+"""The requests of one instance: what they gave so far, until their frontend has acknowledged the finish.
+
+Pure: `now_s` comes in. Core NATS delivers at most once, so whatever was sent must be there to be sent again.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from meshift.schemas.errors import InvalidRequest, Stale
+from meshift.schemas.identity import FrontendRef, RequestKey
+from meshift.schemas.requests import Finish, Submit
+
+TOMBSTONES_MAX = 100_000
+"""Closed requests remembered at most; the oldest go first."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request that runs here, or ended here and isn't acknowledged."""
+
+    key: RequestKey
+    frontend: FrontendRef
+    base: int
+    """Index of the first token generated here: those before came with the submission."""
+    output: "array[int]" = field(default_factory=lambda: array("i"))
+    finish: Finish | None = None
+    sent_s: float = 0.0
+    """When the finish was last sent."""
+    muted: bool = False
+    """Superseded or cancelled by its frontend's fence: runs out, and nothing of it is sent."""
+
+    @property
+    def end(self) -> int:
+        """Index after the newest token."""
+        return self.base + len(self.output)
+
+    def tokens_from(self, start: int) -> "array[int]":
+        """Tokens [start, end). Raises InvalidRequest if they aren't kept here."""
+        if not self.base <= start <= self.end:
+            raise InvalidRequest(f"{self.key} has tokens {self.base} to {self.end}, not {start}", param="start")
+        return self.output[start - self.base :]
+
+
+class RequestTable:
+    """Records by request id (one record a request: a newer attempt takes the place of an older one)."""
+
+    def __init__(self, tombstone_s: float) -> None:
+        self._tombstone_s = tombstone_s
+        self._records: dict[str, RequestRecord] = {}
+        self._muted: dict[RequestKey, RequestRecord] = {}
+        """Superseded ones that the engine hasn't let go of."""
+        self._closed: dict[str, tuple[int, int, float]] = {}
+        """The newest (attempt, hop) closed here, and until when that is remembered."""
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(self._records.values())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def running(self) -> int:
+        """Requests that the engine has."""
+        return len(self._muted) + sum(record.finish is None for record in self._records.values())
+
+    def get(self, key: RequestKey) -> RequestRecord | None:
+        """The record of exactly that key."""
+        record = self._records.get(key.request_id)
+        if record is not None and record.key == key:
+            return record
+        return self._muted.get(key)
+
+    def check_new(self, submit: Submit) -> bool:
+        """Whether the submission is new (False: a repetition of one that is here). Raises Stale if it is superseded."""
+        place = (submit.attempt, submit.hop)
+        record = self._records.get(submit.request_id)
+        if record is not None and record.key[1:] == place:
+            return False
+        known = record.key[1:] if record is not None else (0, 0)
+        closed = self._closed.get(submit.request_id)
+        if place <= max(known, closed[:2] if closed else (0, 0)):
+            raise Stale(f"{submit.key} is superseded or was closed here")
+        return True
+
+    def add(self, submit: Submit, base: int) -> RequestRecord | None:
+        """Take a new submission in. Returns the older attempt's record that the engine must cancel, if any."""
+        older = self._records.pop(submit.request_id, None)
+        if older is not None and older.finish is None:
+            older.muted = True
+            self._muted[older.key] = older
+        else:
+            older = None
+        self._records[submit.request_id] = RequestRecord(submit.key, submit.frontend, base)
+        return older
+
+    def discard(self, key: RequestKey) -> None:
+        """Take back an `add` that the engine refused."""
+        record = self._records.get(key.request_id)
+        if record is not None and record.key == key:
+            del self._records[key.request_id]
+
+    def close(self, key: RequestKey, now_s: float) -> RequestRecord | None:
+        """The frontend is through with every attempt up to `key`: remember it, and return the record that the
+        engine must cancel, if it runs here."""
+        self._bury(key, now_s)
+        record = self._records.get(key.request_id)
+        if record is None or record.key[1:] > key[1:]:
+            return None
+        del self._records[key.request_id]
+        if record.finish is not None:
+            return None
+        record.muted = True
+        self._muted[record.key] = record
+        return record
+
+    def engine_ended(self, record: RequestRecord) -> None:
+        """The engine let go of a muted record."""
+        self._muted.pop(record.key, None)
+
+    def unacknowledged(self) -> list[RequestRecord]:
+        """Records whose finish hasn't been acknowledged."""
+        return [record for record in self._records.values() if record.finish is not None]
+
+    def forget_tombstones(self, now_s: float) -> None:
+        """Drop those whose time is over. They were buried in order of time, so it stops at the first young one."""
+        while self._closed:
+            oldest = next(iter(self._closed))
+            if self._closed[oldest][2] > now_s:
+                return
+            del self._closed[oldest]
+
+    def _bury(self, key: RequestKey, now_s: float) -> None:
+        closed = self._closed.pop(key.request_id, (0, 0, 0.0))
+        place = max(closed[:2], key[1:])
+        self._closed[key.request_id] = (*place, now_s + self._tombstone_s)
+        if len(self._closed) > TOMBSTONES_MAX:
+            del self._closed[next(iter(self._closed))]
