@@ -1,0 +1,32 @@
+"""Builds the engine that the settings ask for. Engines are imported when asked for: the simulated one needs no torch."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from meshift.backends.base import Engine
+
+
+class EngineSettings(BaseModel):
+    """Settings of the engine, whichever it is."""
+
+    model: Path = Field(Path("smollm2"), description="a Hugging Face model folder")
+    model_name: str | None = Field(None, description="its name in the API (default: the folder's name)")
+    pipeline_stages: int = Field(1, ge=1, description="stages of the instance's pipeline")
+    tensor_ranks: int = Field(1, ge=1, description="tensor-parallel ranks of each stage")
+    capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
+    page_size: int = Field(1, ge=1, description="tokens a page")
+    context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
+    log_dir: Path = Field(Path(".meshift/logs"), description="where the ranks' logs go")
+    start_timeout_s: float = Field(180.0, gt=0, description="time for the engine to come up")
+    random_seed: int = Field(0, description="seed of unseeded sampling")
+    sim_speed: float = Field(1.0, gt=0, description="sim engine: how much faster than the modelled hardware")
+
+
+def build_engine(engine: str, settings: EngineSettings) -> Engine:
+    """An engine that isn't started yet. Raises ValueError for an unknown name."""
+    if engine == "sglang":
+        return _sglang(settings)
+    if engine == "sim":
+        return _sim(settings)
+    raise ValueError(f"unknown engine {engine!r}: sglang or sim")

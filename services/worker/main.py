@@ -1,0 +1,61 @@
+"""The worker process: one instance."""
+
+import logging
+from typing import Literal
+
+from pydantic import Field
+
+from meshift.backends.base import EngineStartError
+from meshift.schemas.errors import PeerTimeout
+from meshift.schemas.identity import Owner
+from meshift.schemas.instances import InstanceState
+from meshift.services.bus.nats import NatsBus, NatsSettings
+from meshift.services.process import (
+    EXIT_FAILED,
+    EXIT_UNAVAILABLE,
+    ServiceSettings,
+    StopSignal,
+    configure_logging,
+    new_incarnation,
+    say,
+)
+from meshift.services.worker.core import WorkerCore, WorkerOptions
+from meshift.services.worker.engines import EngineSettings, build_engine
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSettings(ServiceSettings, WorkerOptions, EngineSettings):
+    """Settings of a worker."""
+
+    instance_id: str = Field("worker-1", description="the instance's name: one live worker a name")
+    engine: Literal["sglang", "sim"] = Field("sglang", description="the real engine, or the timing model")
+
+
+async def run(settings: WorkerSettings) -> int:
+    """Serve until SIGTERM or SIGINT (then it drains), or until the engine dies. Returns the exit code."""
+    configure_logging(settings.log_level)
+    stop = StopSignal()
+    owner = Owner(instance_id=settings.instance_id, incarnation=new_incarnation())
+    bus = NatsBus(NatsSettings(url=settings.nats, connect_timeout_s=settings.connect_timeout_s))
+    core = WorkerCore(owner, build_engine(settings.engine, settings), bus, settings)
+    try:
+        return await _serve(core, settings, stop)
+    except EngineStartError as error:
+        logger.error("the engine of %s did not start: %s", owner, error)
+        return EXIT_FAILED
+    except PeerTimeout as error:
+        logger.error("%s can't join the bus: %s", owner, error)
+        return EXIT_UNAVAILABLE
+    finally:
+        await core.stop()
+
+
+async def _serve(core: WorkerCore, settings: WorkerSettings, stop: StopSignal) -> int:
+    await stop.unless_stopped(core.start())
+    if stop.caught:
+        return 0
+    say(f"worker {core.owner} is ready")
+    stop.on_stop(lambda: say(f"worker {core.owner} drains: {core.drain(settings.drain_deadline_s)} requests left"))
+    state = await core.ended
+    return EXIT_FAILED if state is InstanceState.FAILED else 0

@@ -1,0 +1,347 @@
+"""What the engine suites are written with: a listener that checks the contract, and handles on engines."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from meshift.backends.base import (
+    Engine,
+    EngineFailure,
+    EngineInfo,
+    EngineRequest,
+    FrozenRequest,
+    MovableEngine,
+    MoveBegun,
+    MoveKey,
+    Reserved,
+    TokenEvent,
+)
+from meshift.schemas.identity import RequestKey
+from meshift.schemas.requests import Finish, Priority, Sampling
+
+POLL_S = 0.01
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Stream:
+    """What the listener got for one key."""
+
+    first: int
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class CollectingListener:
+    """An `EngineListener` that keeps all streams, and a list of whatever broke the contract."""
+
+    def __init__(self) -> None:
+        self.streams: dict[RequestKey, Stream] = {}
+        self.problems: list[str] = []
+        self.failures: list[EngineFailure] = []
+        self.calls = 0
+        self.hooks: list[Callable[[], None]] = []
+        """Called after every step, inside `on_step`."""
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def open(self, key: RequestKey, first: int) -> Stream:
+        """Expect events of `key`, whose first token has index `first`."""
+        return self.streams.setdefault(key, Stream(first))
+
+    def on_step(self, events: Sequence[TokenEvent]) -> None:
+        self.calls += 1
+        if self.failures:
+            self.problems.append("on_step after on_failure")
+        for event in events:
+            self._take(event)
+        for hook in list(self.hooks):
+            hook()
+        self._wake()
+
+    def _take(self, event: TokenEvent) -> None:
+        stream = self.streams.get(event.key)
+        if stream is None:
+            self.problems.append(f"event of an unknown key: {event}")
+            return
+        if stream.finish is not None:
+            self.problems.append(f"event after the finish: {event}")
+        due = stream.first + len(stream.tokens)
+        if event.start != due:
+            self.problems.append(f"start {event.start} where {due} is due: {event.key}")
+        if not event.tokens and event.finish is None:
+            self.problems.append(f"empty event: {event.key}")
+        stream.tokens.extend(event.tokens)
+        stream.finish = event.finish
+
+    def on_failure(self, failure: EngineFailure) -> None:
+        self.calls += 1
+        self.failures.append(failure)
+        if len(self.failures) > 1:
+            self.problems.append("on_failure twice")
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Wait until `condition` holds, looked at after every listener call."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not condition():
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await asyncio.wait_for(waiter, max(0.0, deadline - loop.time()))
+            except TimeoutError:
+                raise AssertionError(f"{timeout_s} s without: {what}; problems: {self.problems}") from None
+
+
+@dataclass
+class Rig:
+    """A started engine, its listener, and how to use it."""
+
+    engine: Engine
+    info: EngineInfo
+    listener: CollectingListener
+    random: random.Random
+    """Seeded; whose seed a failing test prints is the fixture's business."""
+    token_range: tuple[int, int]
+    """Token ids of prompts, [low, high)."""
+    timeout_s: float
+    """The longest that any test may wait for a request, on the running loop's clock."""
+    prompt_tokens: int = 24
+    output_tokens: int = 12
+    long_tokens: int = 240
+    """An output that is still being generated when a test cancels or moves it."""
+    concurrency: int = 12
+    """How many requests at once are many here."""
+
+    def prompt(self, count: int | None = None) -> list[int]:
+        """Random token ids."""
+        return [self.random.randrange(*self.token_range) for _ in range(count or self.prompt_tokens)]
+
+    def request(
+        self,
+        prompt: Sequence[int] | None = None,
+        *,
+        output: Sequence[int] = (),
+        max_new_tokens: int | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+        ignore_eos: bool = True,
+        priority: int = 0,
+    ) -> EngineRequest:
+        """A greedy request with a new id."""
+        sampling = Sampling(
+            max_new_tokens=self.output_tokens if max_new_tokens is None else max_new_tokens,
+            temperature=0.0,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+        )
+        key = RequestKey(f"suite-{next(_numbers)}", 1, 0)
+        tokens = self.prompt() if prompt is None else prompt
+        return EngineRequest(key, tokens, output, sampling, Priority(scheduling=priority))
+
+    def submit(self, request: EngineRequest) -> Stream:
+        """Submit it and begin to collect."""
+        stream = self.listener.open(request.key, len(request.output))
+        try:
+            self.engine.submit(request)
+        except BaseException:
+            del self.listener.streams[request.key]
+            raise
+        return stream
+
+    async def finished(self, *streams: Stream) -> None:
+        """Wait for the ends of all of them."""
+        await self.listener.until(
+            lambda: all(stream.finish is not None for stream in streams), self.timeout_s, "all finishes"
+        )
+
+    async def produced(self, stream: Stream, count: int) -> None:
+        """Wait until `count` tokens have come (or the end)."""
+        await self.listener.until(
+            lambda: len(stream.tokens) >= count or stream.finish is not None, self.timeout_s, f"{count} tokens"
+        )
+
+    async def generate(self, request: EngineRequest) -> list[int]:
+        """Submit and wait; the new tokens."""
+        stream = self.submit(request)
+        await self.finished(stream)
+        return stream.tokens
+
+    async def eventually(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that no listener call announces, such as a load."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.timeout_s
+        while not condition():
+            assert loop.time() < deadline, f"{self.timeout_s} s without: {what}; load {self.engine.load()}"
+            await asyncio.sleep(POLL_S)
+
+    def idle(self) -> bool:
+        """Nothing runs, waits or is reserved, and all memory is free or cached."""
+        load = self.engine.load()
+        return (
+            load.running == load.waiting == load.head_demand == load.queued_demand == 0
+            and load.free + load.cached == load.capacity
+        )
+
+    async def settle(self) -> None:
+        """End what a test left, then check that memory is back and nothing broke the contract."""
+        live = [key for key, stream in self.listener.streams.items() if stream.finish is None]
+        for key in live:
+            self.engine.cancel(key)
+        await self.finished(*(self.listener.streams[key] for key in live))
+        await self.eventually(self.idle, "an idle engine")
+        await self.engine.check_integrity()
+        assert self.listener.problems == []
+        assert self.listener.failures == []
+        self.listener.streams.clear()
+        self.listener.hooks.clear()
+
+
+def conserved(rig: Rig) -> bool:
+    """Whether the newest load adds up."""
+    load = rig.engine.load()
+    parts = (load.used, load.cached, load.free, load.reserved, load.running, load.waiting)
+    return (
+        load.used + load.cached + load.free + load.reserved == load.capacity == rig.info.capacity
+        and min(parts) >= 0
+        and load.head_demand <= load.queued_demand
+    )
+
+
+def watch_conservation(rig: Rig) -> list[str]:
+    """Look at the load at every step from now on; returns the list of what didn't add up."""
+    wrong: list[str] = []
+    rig.listener.hooks.append(lambda: None if conserved(rig) else wrong.append(str(rig.engine.load())))
+    return wrong
+
+
+@dataclass
+class MovePair:
+    """Two started engines whose data planes reach each other."""
+
+    source: Rig
+    destination: Rig
+    reservation_s: float
+    """A deadline of reservations that a slow move doesn't reach."""
+    short_reservation_s: float
+    """One that a test can wait for."""
+
+    def reversed(self) -> "MovePair":
+        """The other direction."""
+        return MovePair(self.destination, self.source, self.reservation_s, self.short_reservation_s)
+
+    async def settle(self) -> None:
+        """Both."""
+        await self.source.settle()
+        await self.destination.settle()
+
+
+def movable(rig: Rig) -> MovableEngine:
+    """The rig's engine, which must be movable."""
+    assert isinstance(rig.engine, MovableEngine)
+    return rig.engine
+
+
+@dataclass
+class Mover:
+    """The mesh's part of one move, step by step."""
+
+    pair: MovePair
+    request: EngineRequest
+    """As it runs at the source."""
+    next: int = 0
+    begun: MoveBegun | None = None
+    reserved: Reserved | None = None
+    frozen: FrozenRequest | None = None
+
+    @property
+    def key(self) -> MoveKey:
+        request_id, attempt, hop = self.request.key
+        return MoveKey(request_id, attempt, hop + 1)
+
+    async def begin(self) -> MoveBegun:
+        self.begun = await movable(self.pair.source).begin_move(self.key)
+        return self.begun
+
+    async def reserve(self, slots: int | None = None, deadline_s: float | None = None) -> Reserved:
+        assert self.begun is not None
+        known = self.begun.tokens
+        room = len(known) + min(2 * self.pair.source.info.page_size, self.begun.growth_max)
+        self.reserved = await movable(self.pair.destination).reserve(
+            self.key, known, slots or room, deadline_s or self.pair.reservation_s
+        )
+        self.next = max(self.next, self.reserved.cached)
+        return self.reserved
+
+    async def copy(self) -> int:
+        """One round; how many tokens it carried."""
+        assert self.reserved is not None
+        sent = await movable(self.pair.source).send_delta(self.key, self.next, self.reserved.targets)
+        checksum = await movable(self.pair.destination).applied(
+            self.key, sent.watermark, self.pair.destination.timeout_s
+        )
+        assert checksum == sent.checksum
+        assert sent.start == self.next <= sent.end
+        self.next = sent.end
+        return sent.end - sent.start
+
+    async def freeze(self) -> FrozenRequest:
+        self.frozen = await movable(self.pair.source).freeze(self.key)
+        output = self.frozen.output
+        assert self.frozen.computed == len(self.request.prompt) + len(output) - 1
+        stream = self.pair.source.listener.streams[self.request.key]
+        await self.pair.source.produced(stream, len(output) - stream.first)
+        assert tuple(stream.tokens) == output[stream.first :]
+        return self.frozen
+
+    def arrival(self) -> EngineRequest:
+        """The request as it will run at the destination."""
+        assert self.frozen is not None
+        old = self.request
+        return EngineRequest(self.key.destination, old.prompt, self.frozen.output, old.sampling, old.priority)
+
+    async def commit(self) -> tuple[EngineRequest, Stream]:
+        assert self.frozen is not None
+        request = self.arrival()
+        stream = self.pair.destination.listener.open(request.key, len(request.output))
+        try:
+            await movable(self.pair.destination).commit(self.key, self.frozen, request)
+        except BaseException:
+            del self.pair.destination.listener.streams[request.key]
+            raise
+        return request, stream
+
+    async def release(self) -> None:
+        await movable(self.pair.source).release(self.key)
+        del self.pair.source.listener.streams[self.request.key]
+
+    async def resume(self, attempt: int | None = None) -> EngineRequest:
+        """Give up: abort there, go on here."""
+        await movable(self.pair.destination).abort(self.key)
+        old = self.request
+        now = old.key if attempt is None else old.key._replace(attempt=attempt)
+        streams = self.pair.source.listener.streams
+        streams[now] = streams.pop(old.key)
+        await movable(self.pair.source).resume(self.key, now.attempt)
+        return EngineRequest(now, old.prompt, old.output, old.sampling, old.priority)
+
+    async def run(self) -> tuple[EngineRequest, Stream]:
+        """The whole move; the request and its stream at the destination."""
+        await self.begin()
+        await self.reserve()
+        await self.copy()
+        await self.reserve(self.next + 4 * self.pair.source.info.page_size)
+        await self.copy()
+        frozen = await self.freeze()
+        await self.reserve(frozen.computed + 1)
+        await self.copy()
+        arrived = await self.commit()
+        await self.release()
+        return arrived

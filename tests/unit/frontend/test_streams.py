@@ -1,0 +1,158 @@
+"""The stream state machine: exactly once, whatever order events come in."""
+
+import random
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshift.schemas.errors import InternalError
+from meshift.schemas.identity import Owner
+from meshift.schemas.requests import Finish, FinishReason, Sampling
+from meshift.services.frontend.api import GenerateRequest
+from meshift.services.frontend.streams import (
+    REORDER_ROWS_MAX,
+    TRANSITIONS,
+    Stream,
+    StreamEvent,
+    StreamState,
+    Verdict,
+)
+
+A = Owner(instance_id="a", incarnation=1)
+B = Owner(instance_id="b", incarnation=1)
+DONE = Finish(reason=FinishReason.LENGTH)
+
+
+def new_stream(running: bool = True) -> Stream:
+    stream = Stream(GenerateRequest("r", "m", [1, 2, 3], Sampling(max_new_tokens=100)))
+    if running:
+        stream.begin_attempt(A, 0.0)
+        stream.enter(StreamEvent.ACCEPTED)
+    return stream
+
+
+@pytest.mark.parametrize("state", list(StreamState))
+@pytest.mark.parametrize("event", list(StreamEvent))
+def test_every_pair_of_the_table(state: StreamState, event: StreamEvent) -> None:
+    stream = new_stream(running=False)
+    stream.state = state
+    if (state, event) in TRANSITIONS:
+        stream.enter(event)
+        assert stream.state is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(InternalError, match=str(event)):
+            stream.enter(event)
+        assert stream.state is state
+
+
+def test_ended_states_are_final() -> None:
+    ended = {StreamState.FINISHED, StreamState.FAILED, StreamState.CANCELLED}
+    assert not ended & {state for state, _ in TRANSITIONS}
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_any_order_and_repetition_gives_the_tokens_once(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    tokens = [rng.randrange(1000) for _ in range(count)]
+    rows = []
+    start = 0
+    while start < count:
+        size = rng.randint(1, min(5, count - start))
+        rows.append((start, tokens[start : start + size], DONE if start + size == count else None))
+        start += size
+    sent = rows + [row for row in rows if rng.random() < 0.3]
+    rng.shuffle(sent)
+    stream = new_stream()
+    for row in sent:
+        if not stream.ended:
+            stream.take(*row, now_s=1.0)
+    assert list(stream.output) == tokens
+    assert stream.finish == DONE
+    assert stream.state is StreamState.FINISHED
+
+
+@given(st.integers(0, 2**32))
+def test_overlapping_rows_are_trimmed(seed: int) -> None:
+    rng = random.Random(seed)
+    tokens = list(range(30))
+    stream = new_stream()
+    while len(stream.output) < 30:
+        start = rng.randint(0, len(stream.output))
+        end = rng.randint(start, 30)
+        stream.take(start, array("i", tokens[start:end]), None, now_s=0.0)
+    assert list(stream.output) == tokens
+
+
+def test_a_gap_waits_and_is_shown() -> None:
+    stream = new_stream()
+    assert not stream.take(2, [3], DONE, now_s=0.0)
+    assert stream.has_gap
+    assert not stream.ended
+    assert stream.take(0, [1, 2], None, now_s=0.0)
+    assert list(stream.output) == [1, 2, 3]
+    assert stream.ended
+    assert not stream.has_gap
+
+
+def test_the_reorder_buffer_is_bounded() -> None:
+    stream = new_stream()
+    for start in range(1, REORDER_ROWS_MAX + 10):
+        stream.take(start, [start], None, now_s=0.0)
+    stream.take(0, [0], None, now_s=0.0)
+    assert list(stream.output) == list(range(REORDER_ROWS_MAX + 1))
+
+
+def test_verdicts() -> None:
+    stream = new_stream()
+    assert stream.judge(1, 0, A) is Verdict.CURRENT
+    assert stream.judge(1, 0, B) is Verdict.STALE
+    assert stream.judge(1, 0, Owner(instance_id="a", incarnation=2)) is Verdict.STALE
+    assert stream.judge(1, 1, B) is Verdict.NEWER_HOP
+    assert stream.judge(0, 0, A) is Verdict.STALE
+    assert stream.judge(2, 0, A) is Verdict.STALE
+
+
+def test_a_move_hands_over_and_makes_the_old_owner_stale() -> None:
+    stream = new_stream()
+    stream.take(0, [1], None, now_s=0.0)
+    stream.adopt(1, B, 1.0)
+    assert stream.judge(1, 0, A) is Verdict.STALE
+    assert stream.judge(1, 1, B) is Verdict.CURRENT
+    stream.take(1, [2], None, now_s=1.0)
+    assert list(stream.output) == [1, 2]
+
+
+def test_a_new_attempt_forgets_what_came_early() -> None:
+    stream = new_stream()
+    stream.take(0, [1], None, now_s=0.0)
+    stream.take(5, [99], None, now_s=0.0)
+    stream.enter(StreamEvent.OWNER_LOST)
+    stream.begin_attempt(B, 1.0)
+    assert not stream.has_gap
+    stream.take(1, [2], None, now_s=1.0)
+    assert list(stream.output) == [1, 2]
+    assert stream.judge(1, 0, A) is Verdict.STALE
+
+
+def test_the_finish_may_overtake_the_answer_to_the_submission() -> None:
+    stream = new_stream(running=False)
+    stream.begin_attempt(A, 0.0)
+    assert stream.take(0, [7], DONE, now_s=0.0)
+    assert stream.state is StreamState.FINISHED
+
+
+def test_an_engine_error_fails_the_stream() -> None:
+    stream = new_stream()
+    assert stream.take(0, [], Finish(reason=FinishReason.ERROR, message="out of memory"), now_s=0.0)
+    assert stream.state is StreamState.FAILED
+    assert stream.error is not None
+    assert "out of memory" in stream.error.message
+
+
+def test_a_finish_without_tokens_counts() -> None:
+    stream = new_stream()
+    stream.take(0, [1], None, now_s=0.0)
+    assert stream.take(1, [], DONE, now_s=0.0)
+    assert stream.state is StreamState.FINISHED
