@@ -1,11 +1,12 @@
-"""Who speaks of what. See docs/protocols: never decide by index alone, two unseeded histories must not be spliced."""
+"""Who speaks of what. Never decide by index alone: two unseeded histories must not be spliced.
+
+Named tuples, since they are compared and hashed for every token.
+"""
 
 from typing import NamedTuple
 
-from meshift.schemas.base import Part
 
-
-class Owner(Part):
+class Owner(NamedTuple):
     """One life of one instance. `incarnation` grows with every start, so a restarted instance is someone else."""
 
     instance_id: str
@@ -15,7 +16,7 @@ class Owner(Part):
         return f"{self.instance_id}#{self.incarnation}"
 
 
-class FrontendRef(Part):
+class FrontendRef(NamedTuple):
     """One life of one frontend; requests run on its lease."""
 
     frontend_id: str

@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
+from meshift.services.bus.nats import NatsBus
+from meshift.services.bus.nats_settings import NatsSettings
+
 ResultT = TypeVar("ResultT")
 
 EXIT_FAILED = 70
@@ -44,6 +47,12 @@ def configure_logging(level: str) -> None:
 def say(line: str) -> None:
     """A line for whoever started the process."""
     print(line, flush=True)
+
+
+def connect_bus(settings: ServiceSettings, client_name: str) -> NatsBus:
+    """The service's bus client; it connects when it is started."""
+    servers = tuple(url.strip() for url in settings.nats.split(","))
+    return NatsBus(NatsSettings(servers=servers, client_name=client_name, connect_timeout_s=settings.connect_timeout_s))
 
 
 class StopSignal:

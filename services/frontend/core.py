@@ -110,6 +110,8 @@ class FrontendCore:
         """See `api.Frontend.generate`."""
         if len(self._streams) >= self._options.streams_max:
             raise Overloaded(f"{len(self._streams)} streams are open already")
+        if not len(request.prompt):
+            raise InvalidRequest("the prompt is empty", param="prompt")
         if request.request_id in self._streams:
             raise InvalidRequest(f"request {request.request_id} is open already", param="request_id")
         stream = Stream(request)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Chooses owners. Normal mode begins with a scheduler's report and ends with a dispatch that isn't answered."""
+    """Chooses owners. Bypass mode begins with a dispatch that isn't answered and ends with a scheduler's report."""
 
     def __init__(self, bus: Bus, frontend: FrontendRef, view: InstanceView, timeout_s: float) -> None:
         self._bus = bus
@@ -23,7 +23,7 @@ class Dispatcher:
         self._view = view
         self._timeout_s = timeout_s
         self._turn = 0
-        self.scheduler_alive = False
+        self.scheduler_alive = True
 
     def on_scheduler(self, report: SchedulerReport) -> None:
         """A scheduler lives."""

@@ -1,10 +1,22 @@
 """The scheduler process."""
 
+import logging
+
 from pydantic import Field
 
-from meshift.services.bus.nats import NatsBus, NatsSettings
-from meshift.services.process import ServiceSettings, StopSignal, configure_logging, new_incarnation, say
+from meshift.schemas.errors import PeerTimeout
+from meshift.services.process import (
+    EXIT_UNAVAILABLE,
+    ServiceSettings,
+    StopSignal,
+    configure_logging,
+    connect_bus,
+    new_incarnation,
+    say,
+)
 from meshift.services.scheduler.core import SchedulerCore, SchedulerOptions
+
+logger = logging.getLogger(__name__)
 
 
 class SchedulerSettings(ServiceSettings, SchedulerOptions):
@@ -17,13 +29,16 @@ async def run(settings: SchedulerSettings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code."""
     configure_logging(settings.log_level)
     stop = StopSignal()
-    bus = NatsBus(NatsSettings(url=settings.nats, connect_timeout_s=settings.connect_timeout_s))
+    bus = connect_bus(settings, settings.scheduler_id)
     core = SchedulerCore(settings.scheduler_id, new_incarnation(), bus, settings)
     try:
         await stop.unless_stopped(core.start())
         if not stop.caught:
             say(f"scheduler {settings.scheduler_id} is ready")
         await stop.wait()
+    except PeerTimeout as error:
+        logger.error("scheduler %s can't join the bus: %s", settings.scheduler_id, error)
+        return EXIT_UNAVAILABLE
     finally:
         await core.stop()
     return 0

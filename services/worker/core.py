@@ -113,7 +113,7 @@ class WorkerCore:
             bus.serve("status", subjects.worker_status(name), StatusRequest, self._on_status),
             bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._on_drain),
         ]
-        self._publish_load()
+        self._publish_load(self._engine.load())
         self._periodic.start()
 
     def drain(self, deadline_s: float) -> int:
@@ -125,7 +125,7 @@ class WorkerCore:
         self._drain_until_s = min(self._drain_until_s, until_s) if self.state is InstanceState.DRAINING else until_s
         self._enter(LifecycleEvent.DRAIN)
         if self.state is InstanceState.DRAINING:
-            self._publish_load()
+            self._publish_load(self._engine.load())
         return self._requests.running()
 
     async def stop(self) -> None:
@@ -155,6 +155,10 @@ class WorkerCore:
             logger.error("instance %s failed: %s", self.owner, reason)
             self._reason = reason
             self._enter(LifecycleEvent.FAILED)
+
+    def open_requests(self) -> int:
+        """Requests that are kept here: running, or ended and not acknowledged."""
+        return len(self._requests)
 
     # ---- what the engine says
 
@@ -259,7 +263,7 @@ class WorkerCore:
     def _on_status(self, _: StatusRequest) -> WorkerStatus:
         info = self._engine_info()
         return WorkerStatus(
-            load=self._load_report(),
+            load=self._load_report(self._engine.load()),
             engine=info.name,
             ranks=info.rank_pids,
             requests=self._requests.running(),
@@ -283,7 +287,7 @@ class WorkerCore:
         self._end_leases(now_s)
         self._resend(now_s)
         self._requests.forget_tombstones(now_s)
-        self._publish_load()
+        self._publish_load(load)
         if self.state is InstanceState.DRAINING:
             self._check_drained(now_s)
 
@@ -314,12 +318,11 @@ class WorkerCore:
         self._reason = f"drained with {running} requests left" if running else "drained"
         self._enter(LifecycleEvent.DRAINED)
 
-    def _publish_load(self) -> None:
+    def _publish_load(self, load: EngineLoad) -> None:
         self._sequence += 1
-        self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report())
+        self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report(load))
 
-    def _load_report(self) -> LoadReport:
-        load: EngineLoad = self._engine.load()
+    def _load_report(self, load: EngineLoad) -> LoadReport:
         return LoadReport(
             owner=self.owner,
             sequence=self._sequence,

@@ -1,4 +1,5 @@
-"""Builds the engine that the settings ask for. Engines are imported when asked for: the simulated one needs no torch."""
+"""Builds the engine that the settings ask for. An engine is imported when it is asked for: the simulated one needs no
+torch."""
 
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from meshift.backends.base import Engine
 class EngineSettings(BaseModel):
     """Settings of the engine, whichever it is."""
 
+    instance_id: str = Field("worker-1", description="the instance's name: one live worker a name")
     model: Path = Field(Path("smollm2"), description="a Hugging Face model folder")
     model_name: str | None = Field(None, description="its name in the API (default: the folder's name)")
     pipeline_stages: int = Field(1, ge=1, description="stages of the instance's pipeline")
@@ -30,3 +32,35 @@ def build_engine(engine: str, settings: EngineSettings) -> Engine:
     if engine == "sim":
         return _sim(settings)
     raise ValueError(f"unknown engine {engine!r}: sglang or sim")
+
+
+def _sglang(settings: EngineSettings) -> Engine:
+    from meshift.backends.sglang.engine import SglangEngine
+    from meshift.backends.sglang.settings import SglangSettings
+
+    return SglangEngine(
+        SglangSettings(
+            model_path=settings.model,
+            model_name=settings.model_name or settings.model.name,
+            log_dir=settings.log_dir,
+            instance_name=settings.instance_id,
+            pipeline_stages=settings.pipeline_stages,
+            tensor_ranks=settings.tensor_ranks,
+            capacity_tokens=settings.capacity_tokens,
+            page_size=settings.page_size,
+            context_tokens_max=settings.context_tokens_max,
+            start_timeout_s=settings.start_timeout_s,
+            random_seed=settings.random_seed,
+        )
+    )
+
+
+def _sim(settings: EngineSettings) -> Engine:
+    from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
+    from meshift.backends.sim.parameters import SimParameters
+
+    model = DEFAULT_MODEL.model_copy(
+        update={"name": settings.model_name or settings.model.name, "path": str(settings.model)}
+    )
+    parameters = SimParameters(capacity=settings.capacity_tokens).faster(settings.sim_speed)
+    return SimEngine(parameters, model)

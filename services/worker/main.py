@@ -9,13 +9,13 @@ from meshift.backends.base import EngineStartError
 from meshift.schemas.errors import PeerTimeout
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState
-from meshift.services.bus.nats import NatsBus, NatsSettings
 from meshift.services.process import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
     ServiceSettings,
     StopSignal,
     configure_logging,
+    connect_bus,
     new_incarnation,
     say,
 )
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 class WorkerSettings(ServiceSettings, WorkerOptions, EngineSettings):
     """Settings of a worker."""
 
-    instance_id: str = Field("worker-1", description="the instance's name: one live worker a name")
     engine: Literal["sglang", "sim"] = Field("sglang", description="the real engine, or the timing model")
 
 
@@ -37,7 +36,7 @@ async def run(settings: WorkerSettings) -> int:
     configure_logging(settings.log_level)
     stop = StopSignal()
     owner = Owner(instance_id=settings.instance_id, incarnation=new_incarnation())
-    bus = NatsBus(NatsSettings(url=settings.nats, connect_timeout_s=settings.connect_timeout_s))
+    bus = connect_bus(settings, settings.instance_id)
     core = WorkerCore(owner, build_engine(settings.engine, settings), bus, settings)
     try:
         return await _serve(core, settings, stop)

@@ -1,0 +1,68 @@
+"""The frontend process: REST over the core."""
+
+import logging
+from pathlib import Path
+
+from pydantic import Field
+
+from meshift.schemas.errors import PeerTimeout
+from meshift.schemas.identity import FrontendRef
+from meshift.services.frontend.core import FrontendCore, FrontendOptions
+from meshift.services.frontend.http.app import create_app
+from meshift.services.frontend.http.server import HttpServer
+from meshift.services.frontend.http.settings import HttpSettings
+from meshift.services.frontend.text.registry import TokenizerRegistry
+from meshift.services.process import (
+    EXIT_UNAVAILABLE,
+    ServiceSettings,
+    StopSignal,
+    configure_logging,
+    connect_bus,
+    new_incarnation,
+    say,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class FrontendSettings(ServiceSettings, FrontendOptions):
+    """Settings of a frontend."""
+
+    frontend_id: str = Field("frontend-1", description="its name: one live frontend a name")
+    host: str = Field("127.0.0.1", description="address that the REST API listens on")
+    port: int = Field(8000, ge=0, le=65535, description="its port; 0 for any free one")
+    tokenizers: dict[str, Path] = Field(
+        default_factory=dict,
+        description="model name -> tokenizer folder, where it isn't the folder that the worker names",
+    )
+    grace_s: int = Field(30, ge=0, description="time for open requests to end when it is told to stop")
+
+
+async def run(settings: FrontendSettings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
+    configure_logging(settings.log_level)
+    stop = StopSignal()
+    bus = connect_bus(settings, settings.frontend_id)
+    core = FrontendCore(FrontendRef(frontend_id=settings.frontend_id, incarnation=new_incarnation()), bus, settings)
+    app = create_app(core, TokenizerRegistry(settings.tokenizers), HttpSettings())
+    server = HttpServer(app, settings.host, settings.port, grace_s=settings.grace_s)
+    try:
+        await stop.unless_stopped(_start(core, server))
+        if not stop.caught:
+            say(f"frontend {settings.frontend_id} is ready at http://{settings.host}:{server.port}")
+        await stop.wait()
+        await server.stop()
+    except PeerTimeout as error:
+        logger.error("frontend %s can't join the bus: %s", settings.frontend_id, error)
+        return EXIT_UNAVAILABLE
+    except OSError as error:
+        logger.error("frontend %s can't listen: %s", settings.frontend_id, error)
+        return EXIT_UNAVAILABLE
+    finally:
+        await core.stop()
+    return 0
+
+
+async def _start(core: FrontendCore, server: HttpServer) -> None:
+    await core.start()
+    await server.start()

@@ -1,0 +1,1 @@
+"""Running the real services in virtual time."""

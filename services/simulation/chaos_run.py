@@ -1,0 +1,127 @@
+"""One simulated mesh under random trouble, from one seed, and what must hold of it."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from meshift.backends.sim.engine import DEFAULT_MODEL
+from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.tokens import Generation, TokenSource
+from meshift.schemas.instances import InstanceState
+from meshift.services.bus.memory import Mode
+from meshift.services.frontend.core import FrontendOptions
+from meshift.services.simulation import virtual_time
+from meshift.services.simulation.chaos import Chaos, Event, plan
+from meshift.services.simulation.clients import Client, Outcome, make_request
+from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
+from meshift.services.simulation.workload import Arrival
+from meshift.services.worker.core import WorkerOptions
+
+WORKERS = 3
+FRONTENDS = 2
+REQUESTS = 40
+EVENTS = 8
+TROUBLE_S = 15.0
+CLIENT_DEADLINE_S = 300.0
+SETTLE_S = 30.0
+"""After the last request: leases, tombstones of frontends that died, restarts."""
+
+PARAMETERS = SimParameters(capacity=1600, eos_per_million=2000)
+"""Small, so that requests wait and are preempted; some end early."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosResult:
+    """What a run came to."""
+
+    seed: int
+    outcomes: tuple[Outcome, ...]
+    virtual_s: float
+
+    def digest(self) -> int:
+        """The same for the same course of events."""
+        return hash(tuple((o.arrival_s, o.first_s, o.last_s, o.tries, o.attempts, *o.tokens) for o in self.outcomes))
+
+
+def run_chaos(seed: int, requests: int = REQUESTS, events: int = EVENTS) -> ChaosResult:
+    """Run it. Raises AssertionError where an invariant is broken, or what a client got that should have been served."""
+    return virtual_time.run(_run(seed, requests, events))
+
+
+def planned_events(seed: int, events: int = EVENTS) -> list[Event]:
+    """The trouble that a seed makes, to read beside a failure."""
+    workers = [f"worker-{index}" for index in range(WORKERS)]
+    frontends = [f"frontend-{index}" for index in range(FRONTENDS)]
+    return plan(random.Random(f"events/{seed}"), workers, frontends, TROUBLE_S, events)
+
+
+def expected_output(outcome: Outcome) -> tuple[int, ...]:
+    """What an undisturbed engine generates."""
+    source = TokenSource(
+        PARAMETERS.token_low,
+        DEFAULT_MODEL.vocabulary_size,
+        PARAMETERS.eos_token_id,
+        PARAMETERS.eos_per_million,
+    )
+    generation = Generation(source, outcome.request.prompt, (), outcome.request.sampling)
+    generation.prefill(0)
+    return generation.output(0, generation.limit)
+
+
+async def _run(seed: int, requests: int, events: int) -> ChaosResult:
+    mesh = SimulatedMesh(_options(seed))
+    await mesh.start()
+    rng = random.Random(f"requests/{seed}")
+    loop = asyncio.get_running_loop()
+    trouble = loop.create_task(Chaos(mesh, planned_events(seed, events)).run())
+    clients = []
+    for arrival in _arrivals(rng, requests):
+        await asyncio.sleep(rng.expovariate(requests / TROUBLE_S))
+        client = Client(mesh, rng.choice(mesh.frontend_names), retry_s=0.5)
+        clients.append(loop.create_task(client.run(make_request(arrival, DEFAULT_MODEL.name, rng), CLIENT_DEADLINE_S)))
+    await trouble
+    outcomes = tuple([await client for client in clients])
+    for outcome in outcomes:
+        assert tuple(outcome.tokens) == expected_output(outcome), f"seed {seed}: {outcome.request.request_id} differs"
+    await asyncio.sleep(SETTLE_S)
+    await check_quiet(mesh)
+    await mesh.stop()
+    return ChaosResult(seed, outcomes, loop.time())
+
+
+def _options(seed: int) -> MeshOptions:
+    return MeshOptions(
+        instances=WORKERS,
+        frontends=FRONTENDS,
+        seed=seed,
+        bus_mode=Mode.VALIDATE,
+        parameters=PARAMETERS,
+        worker=WorkerOptions(engine_stall_s=3.0),
+        frontend=FrontendOptions(),
+    )
+
+
+def _arrivals(rng: random.Random, count: int) -> list[Arrival]:
+    return [
+        Arrival(f"r{index}", 0.0, rng.randint(1, 400), min(200, 1 + round(rng.expovariate(1 / 60))))
+        for index in range(count)
+    ]
+
+
+async def check_quiet(mesh: SimulatedMesh) -> None:
+    """Nothing runs, so everything must be free, known and ready. Raises AssertionError."""
+    names = set(mesh.worker_names)
+    for name, node in mesh.workers.items():
+        await node.engine.check_integrity()
+        load = node.engine.load()
+        assert node.core.state is InstanceState.READY, f"{name} is {node.core.state}"
+        assert load.used == load.reserved == load.running == load.waiting == 0, f"{name} still has {load}"
+        assert load.free + load.cached == load.capacity, f"{name} leaks: {load}"
+        assert node.core.open_requests() == 0, f"{name} keeps {node.core.open_requests()} requests"
+    for name, frontend in mesh.frontends.items():
+        assert frontend.open_streams() == 0, f"{name} has {frontend.open_streams()} streams"
+        assert frontend.scheduler_alive(), f"{name} is in bypass mode"
+        known = {report.owner.instance_id for report in frontend.instances()}
+        assert known == names, f"{name} knows {sorted(known)}"
+    assert mesh.scheduler is not None
+    assert {report.owner.instance_id for report in mesh.scheduler.instances()} == names

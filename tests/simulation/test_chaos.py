@@ -1,0 +1,40 @@
+"""The whole mesh under random trouble: crashes, hangs, drains, partitions, lossy wires. `make soak` takes 1,000 seeds."""
+
+import pytest
+
+from meshift.services.simulation.chaos import Trouble
+from meshift.services.simulation.chaos_run import planned_events, run_chaos
+
+SEEDS = range(40)
+SOAK_SEEDS = range(1000)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_stream_is_altered_or_lost(seed: int) -> None:
+    result = run_chaos(seed)
+    assert all(outcome.finish is not None for outcome in result.outcomes)
+
+
+def test_the_same_seed_takes_the_same_course() -> None:
+    assert run_chaos(7).digest() == run_chaos(7).digest()
+    assert run_chaos(7).digest() != run_chaos(8).digest()
+
+
+def test_the_trouble_is_real() -> None:
+    kinds = {event.trouble for seed in SEEDS for event in planned_events(seed)}
+    assert kinds == set(Trouble)
+    outcomes = [outcome for seed in range(6) for outcome in run_chaos(seed).outcomes]
+    resumed = sum(outcome.attempts > 1 for outcome in outcomes)
+    assert resumed > len(outcomes) / 20, "hardly a stream was disturbed: the test tests nothing"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_a_thousand_seeds() -> None:
+    broken = {}
+    for seed in SOAK_SEEDS:
+        try:
+            run_chaos(seed)
+        except Exception as error:
+            broken[seed] = repr(error)
+    assert not broken
