@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,21 @@ class Rectangle:
         return Rectangle(*layers, *tokens, *heads)
 
 
-def cut(whole: Rectangle, sources: Sequence[Rectangle], destinations: Sequence[Rectangle]) -> list[
-    tuple[int, int, Rectangle]
-]:
+def _covered_once(whole: Rectangle, pieces: Sequence[Rectangle]) -> bool:
+    """Whether the pieces, all within `whole`, are disjoint and fill it."""
+    disjoint = all(one.intersect(other).empty for one, other in combinations(pieces, 2))
+    volume = sum(piece.layers * piece.tokens * piece.heads for piece in pieces)
+    return disjoint and volume == whole.layers * whole.tokens * whole.heads
+
+
+def cut(
+    whole: Rectangle, sources: Sequence[Rectangle], destinations: Sequence[Rectangle]
+) -> list[tuple[int, int, Rectangle]]:
     """Cut `whole` by owner on both sides: (source rank, destination rank, piece), none empty.
 
     Raises ValueError if a side doesn't cover `whole` exactly once."""
     for side, owned in (("source", sources), ("destination", destinations)):
-        pieces = [whole.intersect(part) for part in owned]
-        if sum(p.layers * p.tokens * p.heads for p in pieces) != whole.layers * whole.tokens * whole.heads:
+        if not _covered_once(whole, [whole.intersect(part) for part in owned]):
             raise ValueError(f"{side} ranks do not cover {whole} exactly once")
     pairs = [
         (i, j, whole.intersect(source).intersect(destination))

@@ -27,7 +27,8 @@ class Patch:
 
     transfer_id: str
     watermark: int
-    """The writer's token count at the drain (`T_scheduled`); never falls within a transfer."""
+    """The writer's token count at the drain (`T_scheduled`); never falls within a generation of a transfer.
+    Of a round that takes several patches, only the last carries it: the others repeat the round's before."""
     generation: int
     """Of the source's pages when gathered; a receiver refuses a patch of an older generation than it saw."""
     rectangle: Rectangle
@@ -55,11 +56,14 @@ class Transport(Protocol):
 
     def open_transfer(self, transfer_id: str, handler: PatchHandler) -> Address:
         """Receiver: accept patches of this transfer at the returned address. `handler` must have applied the
-        patch when it returns; what it raises reaches the sender as TransportError."""
+        patch when it returns (its payload is the transport's afterwards) and bear the same patch twice in a
+        row; what it raises reaches the sender as TransportError. Raises ValueError if the transfer is open
+        already."""
 
     def close_transfer(self, transfer_id: str) -> None:
         """Receiver: refuse what still comes (writers are quiet afterwards). Idempotent."""
 
     async def send(self, address: Address, patch: Patch, *, timeout_s: float) -> None:
-        """Sender: returns when the receiver has applied the patch. Patches of one transfer are applied in the order
-        of the calls. Raises TransportError."""
+        """Sender: returns when the receiver has applied the patch. Patches of one transfer are applied in the
+        order of the calls. Raises TransportError, and then for every later patch of that transfer: it is
+        broken."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from pydantic import BaseModel, Field
 
@@ -10,8 +10,8 @@ from meshift.schemas import subjects
 from meshift.schemas.base import unpack_tokens
 from meshift.schemas.errors import InvalidRequest, MeshError, Overloaded, PeerGone
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
-from meshift.schemas.instances import InstanceGone, LoadReport, ModelInfo, SchedulerReport
-from meshift.schemas.requests import Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
+from meshift.schemas.instances import InstanceGone, LoadReport, ModelInfo, SchedulerReport, StatusRequest, WorkerStatus
+from meshift.schemas.requests import Finish, Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.frontend.answers import Answers
 from meshift.services.frontend.api import GenerateRequest
@@ -34,6 +34,9 @@ class FrontendOptions(BaseModel):
     tick_s: float = Field(0.1, gt=0, description="how often silence is looked for")
     silence_s: float = Field(0.5, gt=0, description="silence of a stream after which its owner is asked")
     ask_timeout_s: float = Field(1.0, gt=0, description="deadline of that question")
+    probe_after_s: float = Field(
+        0.3, gt=0, description="silence of an instance after which it is asked whether it is there"
+    )
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
     dispatch_timeout_s: float = Field(0.5, gt=0, description="deadline of a dispatch; then bypass mode")
     submit_timeout_s: float = Field(2.0, gt=0, description="deadline of a submission; then another owner")
@@ -59,6 +62,7 @@ class FrontendCore:
         self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s)
         self._answers = Answers(bus, ref)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
+        self._probed: set[Owner] = set()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._ticks = Periodic(options.tick_s, self._tick)
         self._leases = Periodic(options.lease_interval_s, self._renew_lease)
@@ -142,31 +146,35 @@ class FrontendCore:
 
     def _on_tokens(self, batch: TokenBatch) -> None:
         now_s = self._now_s()
+        owner, streams = batch.owner, self._streams
         tokens = unpack_tokens(batch.tokens)
         finishes = {item.row: item.finish for item in batch.finishes}
         offset = 0
-        for row, request_id in enumerate(batch.request_ids):
-            count = batch.counts[row]
-            key = RequestKey(request_id, batch.attempts[row], batch.hops[row])
+        columns = zip(batch.request_ids, batch.attempts, batch.hops, batch.starts, batch.counts, strict=True)
+        for row, (request_id, attempt, hop, start, count) in enumerate(columns):
             finish = finishes.get(row)
-            stream = self._current(batch.owner, key, finish is not None, now_s)
-            if stream is not None and stream.take(batch.starts[row], tokens[offset : offset + count], finish, now_s):
-                self._grown(stream)
-            elif stream is not None and stream.has_gap:
-                self._ask(stream)
+            stream = streams.get(request_id)
+            if stream is None or stream.judge(attempt, hop, owner) is not Verdict.CURRENT:
+                stream = self._newer(owner, RequestKey(request_id, attempt, hop), finish is not None, now_s)
+            if stream is not None:
+                self._take(stream, start, tokens[offset : offset + count], finish, now_s)
             offset += count
         self._answers.flush()
 
-    def _current(self, owner: Owner, key: RequestKey, finished: bool, now_s: float) -> Stream | None:
-        """The stream that an event belongs to; None if it is stale, which its sender is then told."""
+    def _take(self, stream: Stream, start: int, tokens: Sequence[int], finish: Finish | None, now_s: float) -> None:
+        if stream.take(start, tokens, finish, now_s):
+            self._grown(stream)
+        elif stream.has_gap:
+            self._ask(stream)
+
+    def _newer(self, owner: Owner, key: RequestKey, finished: bool, now_s: float) -> Stream | None:
+        """The stream, if it has moved to that owner; None if the event is stale, which its sender is then told."""
         stream = self._streams.get(key.request_id)
-        verdict = stream.judge(key.attempt, key.hop, owner) if stream is not None else Verdict.STALE
-        if stream is not None and verdict is Verdict.NEWER_HOP:
+        if stream is not None and stream.judge(key.attempt, key.hop, owner) is Verdict.NEWER_HOP:
             stream.adopt(key.hop, owner, now_s)
-        elif stream is None or verdict is Verdict.STALE:
-            self._answers.stale(owner, key, finished)
-            return None
-        return stream
+            return stream
+        self._answers.stale(owner, key, finished)
+        return None
 
     def _grown(self, stream: Stream) -> None:
         handle = self._handles[stream.request.request_id]
@@ -199,10 +207,30 @@ class FrontendCore:
         for stream in list(self._streams.values()):
             if stream.state is StreamState.RUNNING and now_s - stream.heard_s >= self._options.silence_s:
                 self._ask(stream)
+        for owner in self._view.silent(now_s, self._options.probe_after_s):
+            self._probe(owner)
         self._answers.repeat_cancels()
 
     def _renew_lease(self) -> None:
         self._bus.publish(subjects.LEASE, Lease(frontend=self.ref, ttl_s=self._options.lease_ttl_s))
+
+    def _probe(self, owner: Owner) -> None:
+        if owner not in self._probed:
+            self._probed.add(owner)
+            self._spawn(self._probe_owner(owner))
+
+    async def _probe_owner(self, owner: Owner) -> None:
+        """If nobody serves a silent owner's subject it is dead. No answer in time proves nothing: it may be busy."""
+        subject = subjects.worker_status(owner.instance_id)
+        try:
+            await self._bus.request(subject, StatusRequest(), WorkerStatus, timeout_s=self._options.ask_timeout_s)
+        except PeerGone:
+            if self._view.forget(owner):
+                self._owner_lost(owner, "nobody serves its subject")
+        except MeshError as error:
+            logger.debug("%s is silent, and asked: %s", owner, error)
+        finally:
+            self._probed.discard(owner)
 
     def _owner_lost(self, owner: Owner, why: str) -> None:
         for stream in list(self._streams.values()):
@@ -263,8 +291,8 @@ class FrontendCore:
     def _take_replay(self, stream: Stream, reply: ReplayReply) -> None:
         if reply.state is ReplayState.UNKNOWN:
             self._resume(stream, "its owner doesn't know it")
-        elif stream.take(reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s()):
-            self._grown(stream)
+        else:
+            self._take(stream, reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s())
             self._answers.flush()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

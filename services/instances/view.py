@@ -69,14 +69,22 @@ class InstanceView:
         """An incarnation says it goes. Returns whether it was live here."""
         gone = self._gone.get(owner.instance_id, -1)
         self._gone[owner.instance_id] = max(gone, owner.incarnation)
+        return self.forget(owner)
+
+    def forget(self, owner: Owner) -> bool:
+        """It is not there now; when it is heard again, it is. Returns whether it was live here."""
         if self.get(owner) is None:
             return False
         del self._known[owner.instance_id]
         return True
 
+    def silent(self, now_s: float, for_s: float) -> list[Owner]:
+        """Those that have been silent for at least that long."""
+        return [known.owner for known in self if now_s - known.seen_s >= for_s]
+
     def expire(self, now_s: float) -> list[Owner]:
         """Forget those that have been silent for too long; returns them."""
-        silent = [k.owner for k in self if now_s - k.seen_s > self._timeout_s]
+        silent = self.silent(now_s, self._timeout_s)
         for owner in silent:
-            del self._known[owner.instance_id]
+            self.forget(owner)
         return silent

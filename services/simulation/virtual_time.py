@@ -132,9 +132,10 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         count = len(self._ready)
         self._callbacks_at_instant += count
         if self._callbacks_at_instant > self._callbacks_per_instant_max:
-            raise Livelock(
-                f"virtual time: {self._callbacks_at_instant} callbacks at {self.time()} s and no end; {self._waiting()}"
-            )
+            # Counted anew, so that tasks can be cancelled afterwards.
+            self._callbacks_at_instant = 0
+            limit = self._callbacks_per_instant_max
+            raise Livelock(f"virtual time: over {limit} callbacks at {self.time()} s and no end; {self._waiting()}")
         popleft = self._ready.popleft
         for _ in range(count):
             handle = popleft()

@@ -1,6 +1,7 @@
 """One token message per step and frontend."""
 
 from array import array
+from collections.abc import Sequence
 
 from meshift.schemas.identity import Owner
 from meshift.schemas.requests import TokenBatch, TokenFinish
@@ -19,9 +20,8 @@ class BatchBuilder:
         self._tokens = array("i")
         self._finishes: list[TokenFinish] = []
 
-    def add(self, record: RequestRecord, start: int) -> None:
-        """A row with the record's tokens from `start` on, and its finish if it has one."""
-        tokens = record.tokens_from(start)
+    def add(self, record: RequestRecord, start: int, tokens: Sequence[int]) -> None:
+        """A row with these tokens of the record, and its finish if it has one."""
         if record.finish is not None:
             self._finishes.append(TokenFinish(row=len(self._request_ids), finish=record.finish))
         self._request_ids.append(record.key.request_id)
@@ -29,7 +29,7 @@ class BatchBuilder:
         self._hops.append(record.key.hop)
         self._starts.append(start)
         self._counts.append(len(tokens))
-        self._tokens += tokens
+        self._tokens.extend(tokens)
 
     def build(self, owner: Owner, emitted_ns: int) -> TokenBatch:
         """The message."""

@@ -171,8 +171,10 @@ class WorkerCore:
         for event in events:
             record = self._requests.get(event.key)
             if record is not None and self._take(record, event, now_s):
-                builder = builders.setdefault(record.frontend.frontend_id, BatchBuilder())
-                builder.add(record, event.start)
+                builder = builders.get(record.frontend.frontend_id)
+                if builder is None:
+                    builder = builders[record.frontend.frontend_id] = BatchBuilder()
+                builder.add(record, event.start, event.tokens)
         self._publish_batches(builders, now_s)
 
     def on_failure(self, failure: EngineFailure) -> None:
@@ -304,7 +306,7 @@ class WorkerCore:
             if now_s - record.sent_s >= self._options.resend_s:
                 record.sent_s = now_s
                 builder = builders.setdefault(record.frontend.frontend_id, BatchBuilder())
-                builder.add(record, record.end)
+                builder.add(record, record.end, ())
         self._publish_batches(builders, now_s)
 
     def _check_drained(self, now_s: float) -> None:

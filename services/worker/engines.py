@@ -1,6 +1,7 @@
 """Builds the engine that the settings ask for. An engine is imported when it is asked for: the simulated one needs no
 torch."""
 
+import json
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -59,8 +60,13 @@ def _sim(settings: EngineSettings) -> Engine:
     from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
     from meshift.backends.sim.parameters import SimParameters
 
-    model = DEFAULT_MODEL.model_copy(
-        update={"name": settings.model_name or settings.model.name, "path": str(settings.model)}
-    )
+    update = {"name": settings.model_name or settings.model.name, "path": str(settings.model)}
+    model = DEFAULT_MODEL.model_copy(update=update | _vocabulary(settings.model))
     parameters = SimParameters(capacity=settings.capacity_tokens).faster(settings.sim_speed)
     return SimEngine(parameters, model)
+
+
+def _vocabulary(model: Path) -> dict[str, int]:
+    """The size of a model folder's vocabulary: the tokenizer of the folder must know what the engine makes up."""
+    config = model / "config.json"
+    return {"vocabulary_size": json.loads(config.read_text())["vocab_size"]} if config.exists() else {}

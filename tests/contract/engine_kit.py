@@ -10,6 +10,7 @@ from meshift.backends.base import (
     Engine,
     EngineFailure,
     EngineInfo,
+    EngineLoad,
     EngineRequest,
     FrozenRequest,
     MovableEngine,
@@ -213,6 +214,13 @@ def conserved(rig: Rig) -> bool:
         and min(parts) >= 0
         and load.head_demand <= load.queued_demand
     )
+
+
+def watch_loads(rig: Rig) -> list[EngineLoad]:
+    """The loads at every step from now on."""
+    loads: list[EngineLoad] = []
+    rig.listener.hooks.append(lambda: loads.append(rig.engine.load()))
+    return loads
 
 
 def watch_conservation(rig: Rig) -> list[str]:

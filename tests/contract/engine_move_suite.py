@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from tests.contract.engine_kit import POLL_S, MovePair, Mover, Stream, conserved, movable, watch_conservation
 
 from meshift.backends.base import (
     MoveRefused,
 )
 from meshift.schemas.requests import FinishReason
+from tests.contract.engine_kit import POLL_S, MovePair, Mover, Stream, conserved, movable, watch_conservation
 
 PHASES = ("begin", "reserve", "copy", "freeze", "last_copy")
 
@@ -34,15 +34,26 @@ async def drive_to(mover: Mover, phase: str) -> None:
 class EngineMoveSuite:
     """Needs the fixture `pair: MovePair`, which calls `MovePair.settle` afterwards."""
 
+    async def start_all(self, *pairs: MovePair) -> list[tuple[list[int], Mover, Stream]]:
+        """For each pair a request: the tokens of an undisturbed run, and the same one running at the source."""
+        prompts = [pair.source.prompt() for pair in pairs]
+        undisturbed = [
+            await pair.source.generate(pair.source.request(prompt, max_new_tokens=pair.source.long_tokens))
+            for pair, prompt in zip(pairs, prompts, strict=True)
+        ]
+        movers = [
+            Mover(pair, pair.source.request(prompt, max_new_tokens=pair.source.long_tokens))
+            for pair, prompt in zip(pairs, prompts, strict=True)
+        ]
+        streams = [mover.pair.source.submit(mover.request) for mover in movers]
+        for mover, stream in zip(movers, streams, strict=True):
+            await mover.pair.source.produced(stream, 1)
+        return list(zip(undisturbed, movers, streams, strict=True))
+
     async def start(self, pair: MovePair) -> tuple[list[int], Mover, Stream]:
-        """The tokens of an undisturbed run, and the same request running at the source."""
-        source = pair.source
-        prompt, length = source.prompt(), source.long_tokens
-        undisturbed = await source.generate(source.request(prompt, max_new_tokens=length))
-        request = source.request(prompt, max_new_tokens=length)
-        stream = source.submit(request)
-        await source.produced(stream, 1)
-        return undisturbed, Mover(pair, request), stream
+        """The same for one request."""
+        (started,) = await self.start_all(pair)
+        return started
 
     async def test_a_move_is_exact(self, pair: MovePair) -> None:
         wrong = [*watch_conservation(pair.source), *watch_conservation(pair.destination)]
@@ -67,26 +78,27 @@ class EngineMoveSuite:
         assert before.tokens + there.tokens + back.tokens == undisturbed
 
     async def test_under_load_both_directions(self, pair: MovePair) -> None:
-        undisturbed, out, before = await self.start(pair)
-        _, back, other_before = await self.start(pair.reversed())
+        (whole, out, before), (other_whole, back, other_before) = await self.start_all(pair, pair.reversed())
         others = [(rig, rig.request()) for rig in (pair.source, pair.destination) for _ in range(rig.concurrency)]
         streams = [rig.submit(request) for rig, request in others]
         (_, after), (_, other_after) = await asyncio.gather(out.run(), back.run())
-        await pair.destination.finished(after, *streams[pair.source.concurrency :])
-        await pair.source.finished(other_after, *streams[: pair.source.concurrency])
-        assert before.tokens + after.tokens == undisturbed
-        assert len(other_before.tokens + other_after.tokens) == len(undisturbed)
-        for (rig, request), stream in list(zip(others, streams, strict=True))[:: pair.source.concurrency]:
-            assert stream.tokens == await rig.generate(rig.request(request.prompt))
+        count = pair.source.concurrency
+        await pair.destination.finished(after, *streams[count:])
+        await pair.source.finished(other_after, *streams[:count])
+        assert before.tokens + after.tokens == whole
+        assert other_before.tokens + other_after.tokens == other_whole
+        assert after.tokens
+        assert other_after.tokens
+        for index in (0, count):
+            rig, request = others[index]
+            assert streams[index].tokens == await rig.generate(rig.request(request.prompt))
 
     async def test_two_moves_at_once(self, pair: MovePair) -> None:
-        first_whole, first, first_before = await self.start(pair)
-        second_whole, second, second_before = await self.start(pair)
-        if first_before.finish is None:
-            (_, first_after), (_, second_after) = await asyncio.gather(first.run(), second.run())
-            await pair.destination.finished(first_after, second_after)
-            assert first_before.tokens + first_after.tokens == first_whole
-            assert second_before.tokens + second_after.tokens == second_whole
+        (whole, first, before), (other_whole, second, other_before) = await self.start_all(pair, pair)
+        (_, after), (_, other_after) = await asyncio.gather(first.run(), second.run())
+        await pair.destination.finished(after, other_after)
+        assert before.tokens + after.tokens == whole
+        assert other_before.tokens + other_after.tokens == other_whole
 
     @pytest.mark.parametrize("phase", PHASES)
     async def test_give_up_after(self, pair: MovePair, phase: str) -> None:
@@ -111,6 +123,7 @@ class EngineMoveSuite:
         undisturbed, mover, before = await self.start(pair)
         await drive_to(mover, "last_copy")
         request = await mover.resume(attempt=2)
+        await pair.source.produced(before, len(before.tokens) + 1)
         _, after = await Mover(pair, request).run()
         await pair.destination.finished(after)
         assert before.tokens + after.tokens == undisturbed

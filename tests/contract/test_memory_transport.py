@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from itertools import count
 
 import pytest
-from tests.contract.transport_suite import Ends, TransportSuite
 
 from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport, Transport
+from tests.contract.transport_suite import Ends, TransportSuite
 
 
 class TestMemoryTransport(TransportSuite):

@@ -1,2 +1,94 @@
-from tests.contract.engine_suite import EngineGenerationSuite
-def test_x(): assert EngineGenerationSuite
+"""The simulated engine passes the engine suites: in virtual time, step by step and skipping, and on a real clock."""
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from meshift.backends.sim import SimEngine, SimParameters
+from meshift.backends.sim.core import Emit
+from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport
+from meshift.services.simulation.virtual_time import VirtualTimeLoop
+from tests.contract.engine_kit import CollectingListener, MovePair, Rig, Stream
+from tests.contract.engine_move_suite import EngineMoveSuite
+from tests.contract.engine_suite import EngineGenerationSuite, EngineStopSuite
+
+SEED = 7
+MODES: list[tuple[bool, Emit]] = [(False, "step"), (True, "step"), (True, "edges")]
+# Small enough that concurrent requests queue and preempt each other.
+TIGHT = SimParameters(capacity=1_000)
+REAL_SPEED = 100.0
+
+
+class SimRig(Rig):
+    """An engine that may take many steps at once has to be asked for what it has."""
+
+    async def produced(self, stream: Stream, count: int) -> None:
+        assert isinstance(self.engine, SimEngine)
+        flush = self.engine.flush
+        await self.eventually(
+            lambda: flush() or len(stream.tokens) >= count or stream.finish is not None, f"{count} tokens"
+        )
+
+
+async def start_rig(engine: SimEngine, timeout_s: float = 600.0) -> Rig:
+    """A started engine, in the suite's sizes."""
+    listener = CollectingListener()
+    info = await engine.start(listener)
+    return SimRig(engine, info, listener, random.Random(SEED), (3, info.model.vocabulary_size), timeout_s)
+
+
+@pytest.fixture(params=MODES, ids=lambda mode: f"{'skip' if mode[0] else 'single'}-{mode[1]}")
+def mode(request: pytest.FixtureRequest) -> tuple[bool, Emit]:
+    """How the engine steps and emits."""
+    chosen: tuple[bool, Emit] = request.param
+    return chosen
+
+
+class TestGeneration(EngineGenerationSuite):
+    loop_factory = VirtualTimeLoop
+
+    @pytest.fixture
+    async def rig(self, mode: tuple[bool, Emit]) -> AsyncIterator[Rig]:
+        rig = await start_rig(SimEngine(TIGHT, skip_steps=mode[0], emit=mode[1]))
+        yield rig
+        await rig.settle()
+        await rig.engine.stop(1.0)
+
+
+class TestStop(EngineStopSuite):
+    loop_factory = VirtualTimeLoop
+
+    @pytest.fixture
+    async def rig(self, mode: tuple[bool, Emit]) -> Rig:
+        return await start_rig(SimEngine(TIGHT, skip_steps=mode[0], emit=mode[1]))
+
+
+class TestGenerationOnARealClock(EngineGenerationSuite):
+    @pytest.fixture
+    async def rig(self) -> AsyncIterator[Rig]:
+        rig = await start_rig(SimEngine(TIGHT.faster(REAL_SPEED)), timeout_s=20.0)
+        yield rig
+        await rig.settle()
+        await rig.engine.stop(1.0)
+
+
+class TestMoves(EngineMoveSuite):
+    loop_factory = VirtualTimeLoop
+
+    @pytest.fixture(params=["instant", "slow"])
+    def fabric(self, request: pytest.FixtureRequest) -> MemoryFabric:
+        slow = Link(bandwidth_bytes_per_s=1e6, latency_s=1e-3)
+        return MemoryFabric(link=slow if request.param == "slow" else Link())
+
+    @pytest.fixture
+    async def pair(self, mode: tuple[bool, Emit], fabric: MemoryFabric) -> AsyncIterator[MovePair]:
+        source, destination = [
+            await start_rig(SimEngine(transport=MemoryTransport(fabric, location), skip_steps=mode[0], emit=mode[1]))
+            for location in ("source", "destination")
+        ]
+        pair = MovePair(source, destination, reservation_s=10.0, short_reservation_s=0.2)
+        yield pair
+        await pair.settle()
+        await source.engine.stop(1.0)
+        await destination.engine.stop(1.0)

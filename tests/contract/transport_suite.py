@@ -17,8 +17,7 @@ SEED = 20
 Ends = tuple[Transport, Transport]
 
 
-def make_patch(payload: bytes | memoryview = b"some bytes", *, transfer_id: str = "move", watermark: int =
-1) -> Patch:
+def make_patch(payload: bytes | memoryview = b"some bytes", *, transfer_id: str = "move", watermark: int = 1) -> Patch:
     """A patch whose checksum is right."""
     rectangle = Rectangle(0, 2, 0, watermark, 0, 1)
     return Patch(transfer_id, watermark, 0, rectangle, payload, zlib.crc32(payload))
@@ -116,8 +115,7 @@ class TransportSuite:
         )
         assert (len(at_one.patches), len(at_other.patches)) == (1, 1)
 
-    async def test_several_senders_of_one_transfer(self, ends: Ends, fresh_end: Callable[[], Transport]) ->
-    None:
+    async def test_several_senders_of_one_transfer(self, ends: Ends, fresh_end: Callable[[], Transport]) -> None:
         sender, receiver = ends
         second = fresh_end()
         await second.start()
@@ -190,8 +188,8 @@ class TransportSuite:
         inbox = Inbox()
         address = receiver.open_transfer("move", inbox)
         sends = [
-            asyncio.ensure_future(sender.send(address, make_patch(bytes(100_000), watermark=w),
-            timeout_s=TIMEOUT_S)) for w in range(1, 20)
+            asyncio.ensure_future(sender.send(address, make_patch(bytes(100_000), watermark=w), timeout_s=TIMEOUT_S))
+            for w in range(1, 20)
         ]
         await asyncio.sleep(0)
         receiver.close_transfer("move")
@@ -261,8 +259,8 @@ class TransportSuite:
         inbox = Inbox()
         address = receiver.open_transfer("move", inbox)
         sends = [
-            asyncio.ensure_future(sender.send(address, make_patch(bytes(1 << 20), watermark=w),
-            timeout_s=TIMEOUT_S)) for w in range(1, 20)
+            asyncio.ensure_future(sender.send(address, make_patch(bytes(1 << 20), watermark=w), timeout_s=TIMEOUT_S))
+            for w in range(1, 20)
         ]
         await asyncio.sleep(0)
         await receiver.close()
@@ -276,8 +274,8 @@ class TransportSuite:
         sender, receiver = ends
         address = receiver.open_transfer("move", Inbox())
         sends = [
-            asyncio.ensure_future(sender.send(address, make_patch(bytes(1 << 20), watermark=w),
-            timeout_s=TIMEOUT_S)) for w in range(1, 20)
+            asyncio.ensure_future(sender.send(address, make_patch(bytes(1 << 20), watermark=w), timeout_s=TIMEOUT_S))
+            for w in range(1, 20)
         ]
         await asyncio.sleep(0)
         await sender.close()

@@ -1,4 +1,4 @@
-"""The whole mesh under random trouble: crashes, hangs, drains, partitions, lossy wires. `make soak` takes 1,000 seeds."""
+"""The whole mesh under random trouble: crashes, hangs, drains, partitions, lossy wires. `make soak` runs 1000 seeds."""
 
 import pytest
 

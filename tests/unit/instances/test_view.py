@@ -40,7 +40,8 @@ def test_a_silent_instance_expires_and_comes_back() -> None:
     view = InstanceView(2.0)
     view.on_report(load_report("a", sequence=1), 0.0)
     view.on_report(load_report("b", sequence=1), 1.0)
-    assert view.expire(2.0) == []
+    assert view.expire(1.9) == []
+    assert [str(owner) for owner in view.silent(1.9, 1.0)] == ["a#1"]
     assert [str(owner) for owner in view.expire(2.5)] == ["a#1"]
     assert owners(view) == ["b#1"]
     view.on_report(load_report("a", sequence=2), 3.0)
@@ -70,3 +71,12 @@ def test_a_goodbye_that_overtakes_the_first_report() -> None:
     view.on_gone(Owner(instance_id="a", incarnation=1))
     view.on_report(load_report("a"), 0.0)
     assert owners(view) == []
+
+
+def test_a_forgotten_one_comes_back_when_it_is_heard() -> None:
+    view = InstanceView(2.0)
+    view.on_report(load_report("a", sequence=1), 0.0)
+    assert view.forget(Owner("a", 1))
+    assert not view.forget(Owner("a", 1))
+    view.on_report(load_report("a", sequence=2), 0.1)
+    assert owners(view) == ["a#1"]

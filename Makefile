@@ -1,0 +1,50 @@
+# Every target does its own set-up, says what it does, and is quick the second time.
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: help setup up test check format bench soak lock clean
+
+help:
+	@echo 'make setup    the environment (.venv/) and the chat model'
+	@echo 'make up       a mesh on this machine; options in ARGS="--workers 2"'
+	@echo 'make test     all tests; pytest options in ARGS="-k name"'
+	@echo 'make check    format, lint, types, layers'
+	@echo 'make format   mend what the formatter and the linter can mend'
+	@echo 'make bench    the benchmarks; a name and options in ARGS'
+	@echo 'make soak     the simulation over many more seeds'
+	@echo 'make lock     resolve the dependencies anew into requirements.lock'
+	@echo 'make clean    remove what was made here (the package cache stays)'
+
+setup:
+	@$(PYTHON) scripts/environment.py
+
+up: setup
+	@exec $(BIN)/meshift up $(ARGS)
+
+test: setup
+	@$(BIN)/pytest $(ARGS)
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/lint_services.py
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: setup
+	@$(BIN)/meshift bench $(ARGS)
+
+soak: setup
+	@$(BIN)/pytest -m soak $(ARGS)
+
+lock: setup
+	@$(BIN)/python scripts/lock.py
+
+clean:
+	rm -rf .venv .models .meshift build dist results src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

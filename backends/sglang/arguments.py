@@ -1,0 +1,110 @@
+"""From settings to SGLang's server arguments and the ranks' environment. Pure; nothing of SGLang is imported."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshift.backends.sglang.plugin.activate import (
+    CPU_PLATFORM_NAME,
+    CPU_PLATFORM_VARIABLE,
+    ENGINE_VARIABLE,
+)
+from meshift.backends.sglang.settings import SglangSettings
+
+CHUNKED_PREFILL_TOKENS_CPU = 512
+RUNNING_REQUESTS_MAX_CPU = 256
+DECODE_LOG_STEPS = 1000
+WATCHDOG_S = 24 * 3600
+"""The worker judges whether an engine hangs; SGLang's own watchdog would only end it without a reason."""
+
+
+def has_cuda_driver() -> bool:
+    """Whether this host can have a CUDA device, without importing torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    return not hidden and Path("/dev/nvidiactl").exists()
+
+
+def resolved_device(settings: SglangSettings) -> str:
+    """`cpu` or `cuda`."""
+    return settings.device or ("cuda" if has_cuda_driver() else "cpu")
+
+
+def server_arguments(settings: SglangSettings) -> dict[str, Any]:
+    """Keyword arguments of SGLang's `ServerArgs`. The same on all ranks; nothing random is left to them."""
+    arguments: dict[str, Any] = {
+        "model_path": str(settings.model_path),
+        "served_model_name": settings.model_name,
+        "tp_size": settings.tensor_ranks,
+        "pp_size": settings.pipeline_stages,
+        "page_size": settings.page_size,
+        "disable_radix_cache": not settings.radix_cache,
+        "random_seed": settings.random_seed,
+        "log_level": settings.log_level,
+        "decode_log_interval": DECODE_LOG_STEPS,
+        "watchdog_timeout": WATCHDOG_S,
+        "sleep_on_idle": True,
+        "grammar_backend": "none",
+        # Our sampler (plugin/sampling.py) stands behind this one only.
+        "sampling_backend": "pytorch",
+        # A greater priority goes first, and never takes the place of a running request.
+        "enable_priority_scheduling": True,
+        "disable_priority_preemption": True,
+        "default_priority_value": 0,
+        "schedule_policy": "fcfs",
+    }
+    arguments |= _device_arguments(settings)
+    optional = {
+        "max_total_tokens": settings.capacity_tokens,
+        "context_length": settings.context_tokens_max,
+        "max_running_requests": settings.max_running_requests,
+        "chunked_prefill_size": settings.chunked_prefill_size,
+        "dtype": settings.dtype,
+        "disable_overlap_schedule": None if settings.overlap is None else not settings.overlap,
+    }
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    return arguments | settings.extra_server_args
+
+
+def _device_arguments(settings: SglangSettings) -> dict[str, Any]:
+    if resolved_device(settings) == "cuda":
+        return {"device": "cuda", "disable_overlap_schedule": settings.pipeline_stages > 1}
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "dtype": "float32",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "chunked_prefill_size": CHUNKED_PREFILL_TOKENS_CPU,
+        "max_running_requests": RUNNING_REQUESTS_MAX_CPU,
+        # Only bounds a pool that `max_total_tokens` sizes.
+        "mem_fraction_static": 0.5,
+    }
+
+
+def rank_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a rank process, made from the worker's."""
+    environment = dict(base)
+    environment |= {ENGINE_VARIABLE: "1", "SGLANG_USE_PICKLE_IPC": "0", "PYTHONUNBUFFERED": "1"}
+    if settings.model_path.exists():
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if settings.layer_partition is not None:
+        environment["SGLANG_PP_LAYER_PARTITION"] = ",".join(map(str, settings.layer_partition))
+    if resolved_device(settings) == "cpu":
+        environment |= _cpu_environment(settings, base)
+    return environment
+
+
+def _cpu_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0))
+    threads = settings.threads_per_rank or max(1, cores // settings.rank_count)
+    return {
+        CPU_PLATFORM_VARIABLE: "1",
+        "SGLANG_PLATFORM": CPU_PLATFORM_NAME,
+        "OMP_NUM_THREADS": str(threads),
+        # Instances share the cores; a thread that waits must not spin on one.
+        "OMP_WAIT_POLICY": base.get("OMP_WAIT_POLICY", "PASSIVE"),
+        # Compiling SGLang's few compiled functions takes seconds and a C++ compiler, and gains nothing here.
+        "TORCHDYNAMO_DISABLE": "1",
+        "GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo"),
+    }

@@ -1,0 +1,183 @@
+"""The rank processes of one instance as a whole: up, heard, asked, and down."""
+
+import asyncio
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from meshift.backends.base import EngineStartError
+from meshift.backends.sglang import wire
+from meshift.backends.sglang.arguments import rank_environment, server_arguments
+from meshift.backends.sglang.link import RankLink
+from meshift.backends.sglang.processes import (
+    QuitSignalShield,
+    RankProcess,
+    end_ranks,
+    free_loopback_port,
+    start_rank,
+)
+from meshift.backends.sglang.rank_spec import RankSpec
+from meshift.backends.sglang.settings import SglangSettings
+
+RANK_PROGRAM = (sys.executable, "-P", "-m", "meshift.backends.sglang.rank")
+"""-P: the working directory must not shadow packages that SGLang imports. The spec's path is added."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Question:
+    answers: dict[int, wire.IntegrityReport]
+    complete: asyncio.Future[list[wire.IntegrityReport]]
+
+
+class RankInstance:
+    """Owns link and processes. `on_report` gets steps and load; `on_failure` is called at most once, with the reason,
+    when a rank has ended by itself or can't be understood."""
+
+    def __init__(
+        self,
+        settings: SglangSettings,
+        on_report: Callable[[wire.Report], None],
+        on_failure: Callable[[str], None],
+        program: Sequence[str] = RANK_PROGRAM,
+    ) -> None:
+        self._program = program
+        self._settings = settings
+        self._on_report = on_report
+        self._on_failure = on_failure
+        self._link: RankLink | None = None
+        self._ranks: list[RankProcess] = []
+        self._ready: dict[int, wire.RankReady] = {}
+        self._all_ready: asyncio.Future[None] | None = None
+        self._questions: dict[int, _Question] = {}
+        self._nonces = itertools.count(1)
+        self._shielded = False
+        self._quiet = False
+        """Set when no more failure is to be told: there was one, or we end the ranks ourselves."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """In rank order."""
+        return tuple(rank.pid for rank in self._ranks)
+
+    async def start(self) -> wire.RankReady:
+        """Start all ranks and wait until each is ready. Raises EngineStartError; ends what it started then."""
+        self._all_ready = asyncio.get_running_loop().create_future()
+        self._link = RankLink()
+        self._link.start(self._receive, self._fail)
+        QuitSignalShield.hold()
+        self._shielded = True
+        try:
+            self._spawn(self._link)
+            await asyncio.wait_for(self._all_ready, self._settings.start_timeout_s)
+        except TimeoutError:
+            message = f"the ranks aren't ready after {self._settings.start_timeout_s:g} s\n{self._tails()}"
+            raise EngineStartError(message) from None
+        return self._ready[0]
+
+    def _spawn(self, link: RankLink) -> None:
+        settings = self._settings
+        arguments, environment = server_arguments(settings), rank_environment(settings, os.environ)
+        port = free_loopback_port()
+        for rank in range(settings.rank_count):
+            stage, tensor_rank = divmod(rank, settings.tensor_ranks)
+            spec = RankSpec(
+                rank=rank,
+                tensor_rank=tensor_rank,
+                stage=stage,
+                worker_pid=os.getpid(),
+                server_arguments=arguments,
+                commands_address=link.commands_address,
+                reports_address=link.reports_address,
+                rendezvous_port=port,
+            )
+            spec_path = link.folder / f"rank{rank}.json"
+            spec_path.write_bytes(msgspec.json.encode(spec))
+            log_path = settings.log_dir / f"{settings.instance_name}-rank{rank}.log"
+            command = [*self._program, str(spec_path)]
+            self._ranks.append(start_rank(rank, command, environment, log_path, self._rank_exited))
+
+    def _tails(self) -> str:
+        return "\n".join(f"last of {rank.log_path}:\n{rank.log_tail()}" for rank in self._ranks)
+
+    def _rank_exited(self, rank: RankProcess) -> None:
+        if not self._quiet:
+            self._fail(rank.describe_exit())
+
+    def _fail(self, reason: str) -> None:
+        if self._quiet:
+            return
+        if not self._abandon(reason):
+            self._on_failure(reason)
+
+    def _abandon(self, reason: str) -> bool:
+        """Let nobody wait any longer; whether somebody waited for the start."""
+        self._quiet = True
+        for question in self._questions.values():
+            if not question.complete.done():
+                question.complete.set_exception(ConnectionError(reason))
+        if self._all_ready is None or self._all_ready.done():
+            return False
+        self._all_ready.set_exception(EngineStartError(reason))
+        return True
+
+    def _receive(self, report: wire.Report) -> None:
+        match report:
+            case wire.RankPhase():
+                logger.info("%s: rank %d: %s", self._settings.instance_name, report.rank, report.phase)
+            case wire.RankReady():
+                self._note_ready(report)
+            case wire.IntegrityReport():
+                self._note_answer(report)
+            case _:
+                if not self._quiet:
+                    self._on_report(report)
+
+    def _note_ready(self, report: wire.RankReady) -> None:
+        self._ready[report.rank] = report
+        complete = len(self._ready) == self._settings.rank_count
+        if complete and self._all_ready is not None and not self._all_ready.done():
+            self._all_ready.set_result(None)
+
+    def _note_answer(self, report: wire.IntegrityReport) -> None:
+        question = self._questions.get(report.nonce)
+        if question is None or question.complete.done():
+            return
+        question.answers[report.rank] = report
+        if len(question.answers) == self._settings.rank_count:
+            question.complete.set_result([question.answers[rank] for rank in sorted(question.answers)])
+
+    def send(self, command: wire.Command) -> None:
+        """Put a command into the stream. Raises Overloaded."""
+        assert self._link is not None
+        self._link.send(command)
+
+    async def ask_integrity(self, timeout_s: float) -> list[wire.IntegrityReport]:
+        """Every rank's report of one iteration, in rank order. Raises TimeoutError or ConnectionError."""
+        nonce = next(self._nonces)
+        question = _Question({}, asyncio.get_running_loop().create_future())
+        self._questions[nonce] = question
+        try:
+            self.send(wire.CheckIntegrity(nonce=nonce))
+            return await asyncio.wait_for(question.complete, timeout_s)
+        finally:
+            del self._questions[nonce]
+
+    async def stop(self, deadline_s: float) -> None:
+        """End all ranks and remove the sockets. Idempotent; nothing is called after it."""
+        self._abandon("the engine was stopped")
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            await end_ranks(self._ranks, deadline_s)
+        finally:
+            await link.close()
+            if self._shielded:
+                QuitSignalShield.drop()

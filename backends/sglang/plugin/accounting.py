@@ -1,0 +1,95 @@
+"""A rank's memory in numbers: what it reports, and whether the numbers are true."""
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from meshift.backends.sglang import wire
+
+
+def measure(scheduler: Any, live: dict[str, Any], submits_seen: int) -> wire.LoadSnapshot:
+    """The load as it is between two steps. used + cached + free = capacity by SGLang's definition of used."""
+    stats = scheduler.pool_stats_observer.get_pool_stats()
+    waiting = scheduler.waiting_queue
+    return wire.LoadSnapshot(
+        capacity=stats.full_capacity,
+        used=stats.full_num_used,
+        cached=stats.full_evictable_size,
+        free=stats.full_available_size,
+        running=len(live) - len(waiting),
+        waiting=len(waiting),
+        head_demand=waiting[0].seqlen if waiting else 0,
+        queued_demand=sum(req.seqlen for req in waiting),
+        step_count=scheduler.forward_ct,
+        submits_seen=submits_seen,
+    )
+
+
+def find_problems(scheduler: Any, live: Iterable[Any]) -> list[str]:
+    """What is wrong with this rank's KV memory; empty if all is well. Looks at every slot: not for each step.
+
+    Written for one plain KV pool with one token list (no sliding window, no state-space layers).
+    """
+    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    holders = [req for req in live if req.kv.holds_kv]
+    page_size = scheduler.page_size
+    free_pages = allocator.get_all_free_pages()
+    cached_pages = _cached_pages(tree, page_size)
+    private_pages = [_private_pages(scheduler, req) for req in holders]
+    problems = _partition_problems(free_pages, cached_pages, private_pages)
+    held = sum(len(pages) for pages in private_pages) * page_size
+    accounted = allocator.available_size() + tree.evictable_size() + tree.protected_size() + held
+    if accounted != scheduler.max_total_num_tokens:
+        problems.append(
+            f"free {allocator.available_size()} + evictable {tree.evictable_size()} + protected "
+            f"{tree.protected_size()} + private {held} is not {scheduler.max_total_num_tokens}"
+        )
+    if not holders and tree.protected_size():
+        problems.append(f"{tree.protected_size()} cached tokens are locked by nobody")
+    rows = len(scheduler.req_to_token_pool.free_slots) + len(holders)
+    if rows != scheduler.req_to_token_pool.size:
+        problems.append(f"{rows} request rows are free or held, of {scheduler.req_to_token_pool.size}")
+    return problems
+
+
+def _cached_pages(tree: Any, page_size: int) -> torch.Tensor:
+    if tree.disable:
+        return torch.empty(0, dtype=torch.int64)
+    slots: torch.Tensor = tree.all_values_flatten().to(torch.int64)
+    return torch.unique(slots // page_size) if page_size > 1 else slots
+
+
+def _private_pages(scheduler: Any, req: Any) -> torch.Tensor:
+    """Pages of a request outside the prefix tree."""
+    row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+    slots = row[req.kv.cache_protected_len : req.kv.kv_allocated_len].to(torch.int64)
+    pages: torch.Tensor = torch.unique(slots // scheduler.page_size)
+    return pages
+
+
+def _partition_problems(
+    free_pages: torch.Tensor, cached_pages: torch.Tensor, private_pages: list[torch.Tensor]
+) -> list[str]:
+    """Each page must be in one place."""
+    pages = torch.cat([free_pages.to(torch.int64), cached_pages, *private_pages])
+    values, counts = torch.unique(pages, return_counts=True)
+    doubled = values[counts > 1]
+    if len(doubled):
+        return [f"{len(doubled)} pages are in two places, among them {doubled[:8].tolist()}"]
+    return []
+
+
+def fingerprint(scheduler: Any, live: dict[str, Any]) -> int:
+    """Equal on two ranks only if they hold the same requests in the same slots and will give out the same next."""
+    parts = [scheduler.max_total_num_tokens, len(scheduler.req_to_token_pool.free_slots)]
+    digest = zlib.crc32(repr(parts).encode())
+    free_pages = scheduler.token_to_kv_pool_allocator.get_all_free_pages()
+    digest = zlib.crc32(free_pages.to(torch.int64).cpu().numpy().tobytes(), digest)
+    for rid, req in sorted(live.items()):
+        digest = zlib.crc32(f"{rid} {req.kv.req_pool_idx} {req.kv.kv_allocated_len}".encode(), digest)
+        if req.kv.holds_kv:
+            row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
+            digest = zlib.crc32(row.to(torch.int64).cpu().numpy().tobytes(), digest)
+    return zlib.crc32(repr([req.rid for req in scheduler.waiting_queue]).encode(), digest)

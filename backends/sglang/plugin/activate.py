@@ -1,0 +1,41 @@
+"""SGLang's entry points into meshift. They act in every SGLang process of the Python environment, so both do nothing
+unless our variables are set; importing this module costs nothing."""
+
+import os
+
+CPU_PLATFORM_NAME = "meshift_cpu"
+"""The platform's entry point, as in `SGLANG_PLATFORM`."""
+
+CPU_PLATFORM_VARIABLE = "MESHIFT_CPU_PLATFORM"
+"""`1`: SGLang runs on this host's CPU, without its compiled CPU kernels; good for a stock server too."""
+
+ENGINE_VARIABLE = "MESHIFT_ENGINE"
+"""`1`: this process is a rank of a meshift worker. Only the worker sets it, for its ranks."""
+
+
+def activate_platform() -> str | None:
+    """Entry point `sglang.srt.platforms`: the dotted path of our platform class, or None to leave SGLang alone."""
+    if not _wants_cpu_platform():
+        return None
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return "meshift.backends.sglang.plugin.platform.PortableCpuPlatform"
+
+
+def register_hooks() -> None:
+    """Entry point `sglang.srt.plugins`."""
+    if _wants_cpu_platform():
+        from meshift.backends.sglang.plugin import portability
+
+        portability.register()
+    if os.environ.get(ENGINE_VARIABLE) == "1":
+        from meshift.backends.sglang.plugin import hooks
+
+        hooks.register()
+
+
+def _wants_cpu_platform() -> bool:
+    selected = os.environ.get("SGLANG_PLATFORM", "")
+    return os.environ.get(CPU_PLATFORM_VARIABLE) == "1" or selected == CPU_PLATFORM_NAME

@@ -1,0 +1,204 @@
+"""Our part of a rank: acts on the worker's commands and reports steps, load and integrity.
+
+Every rank runs the same code on the same ordered stream and so decides the same; only the leading rank reports.
+`iteration` counts calls of `ingest_requests`: an equal number is an equal point of the stream on all ranks.
+Handlers run before the stream is relayed to the next stage, so they never wait and never change a command.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from meshift.backends.sglang import wire
+from meshift.backends.sglang.plugin import accounting, outputs, requests
+from meshift.backends.sglang.plugin.context import RankContext
+from meshift.schemas.base import count_tokens
+
+HEARTBEAT_S = 0.25
+"""The load is reported at least this often while the scheduler's loop turns."""
+
+
+class RankAgent:
+    """One per scheduler."""
+
+    def __init__(self, scheduler: Any, context: RankContext) -> None:
+        self._scheduler = scheduler
+        self._context = context
+        self._live: dict[str, Any] = {}
+        self._cancelled: set[str] = set()
+        self._unheard_cancels: list[wire.Cancel] = []
+        self._rows = outputs.StepRows()
+        self._submits_seen = 0
+        self._queue_changed = False
+        self._flush_wanted = False
+        self._reported_s = 0.0
+        self.iteration = -1
+
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        """What SGLang's dispatcher calls for each command."""
+        return {
+            wire.Submit: self._submit,
+            wire.Cancel: self._cancel,
+            wire.CheckIntegrity: self._check_integrity,
+            wire.FlushCache: self._flush_cache,
+        }
+
+    # ---- seams of the scheduler's loop ----
+
+    def begin_iteration(self) -> None:
+        """Before the iteration's commands are taken from the stream."""
+        self.iteration += 1
+        retries, self._unheard_cancels = self._unheard_cancels, []
+        for command in retries:
+            self._cancel(command)
+        if self._flush_wanted:
+            self._try_flush()
+
+    def end_ingest(self) -> None:
+        """After the iteration's commands: report what they changed."""
+        overdue = time.monotonic() - self._reported_s >= HEARTBEAT_S
+        if len(self._rows) or self._queue_changed or overdue:
+            self._report()
+
+    def end_step(self) -> None:
+        """After a step's results were processed."""
+        self._report()
+
+    def _report(self) -> None:
+        self._queue_changed = False
+        self._reported_s = time.monotonic()
+        if not self._context.leads:
+            return
+        load = accounting.measure(self._scheduler, self._live, self._submits_seen)
+        has_rows = len(self._rows) > 0
+        self._context.outbox.send(self._rows.take(self.iteration, load) if has_rows else load)
+
+    # ---- commands ----
+
+    def _submit(self, command: wire.Submit) -> None:
+        self._submits_seen += 1
+        self._queue_changed = True
+        scheduler = self._scheduler
+        try:
+            received = requests.to_sglang(command, scheduler.tokenizer, scheduler.model_config.vocab_size)
+        except ValueError as error:
+            self._refuse(command, str(error))
+            return
+        scheduler.handle_generate_request(received)
+
+    def _refuse(self, command: wire.Submit, message: str) -> None:
+        if not self._context.leads:
+            return
+        finish = wire.FinishRow(
+            row=len(self._rows),
+            reason="error",
+            matched_stop=None,
+            message=message,
+            cached_tokens=0,
+            preemptions=0,
+            preemption_loss_ns=0,
+        )
+        self._rows.add(command.ticket, count_tokens(command.output), (), finish)
+
+    def _cancel(self, command: wire.Cancel) -> None:
+        req = self._live.get(command.rid)
+        if req is None or req.finished():
+            return
+        self._cancelled.add(command.rid)
+        self._queue_changed = True
+        self._scheduler.abort_request(AbortReq(rid=command.rid))
+        heard = command.rid not in self._live or req.to_finish is not None
+        if not heard and self._scheduler._pending_chunked_abort_req is not req:
+            # Between two of SGLang's lists for this moment; it is in one of them at the next iteration.
+            self._unheard_cancels.append(command)
+
+    def _check_integrity(self, command: wire.CheckIntegrity) -> None:
+        self._report()
+        self._context.outbox.send(
+            wire.IntegrityReport(
+                rank=self._context.rank,
+                nonce=command.nonce,
+                iteration=self.iteration,
+                fingerprint=accounting.fingerprint(self._scheduler, self._live),
+                problems=accounting.find_problems(self._scheduler, self._live.values()),
+            )
+        )
+
+    def _flush_cache(self, command: wire.FlushCache) -> None:
+        self._flush_wanted = True
+
+    def _try_flush(self) -> None:
+        """Stages empty one after another: a pipeline is idle some iterations after its last request's finish."""
+        if self._live:
+            self._flush_wanted = False
+        elif self._scheduler.is_fully_idle() and self._scheduler.flush_cache():
+            self._flush_wanted = False
+            self._queue_changed = True
+
+    # ---- life of a request ----
+
+    def adopt(self, req: Any, received: Any) -> None:
+        """SGLang has built a request."""
+        requests.adopt(req, received)
+        self._live[req.rid] = req
+
+    def ends_on_arrival(self, req: Any) -> bool:
+        """Whether a resumed request's earlier output is complete already: its owner ended before it could say so.
+        If so it is finished here, without a step."""
+        if not req.mesh.just_resumed:
+            return False
+        req.mesh.just_resumed = False
+        if req.to_finish is None:
+            req.update_finish_state()
+        if not req.finished():
+            return False
+        self._scheduler._release_aborted_request(req)
+        self.collect([req])
+        return True
+
+    def note_preemption(self, req: Any) -> None:
+        """SGLang has taken a running request's memory and queued it again."""
+        req.mesh.preempted_ns = time.monotonic_ns()
+
+    def collect(self, reqs: Sequence[Any], skipped: Any = None) -> None:
+        """Instead of SGLang's output stream: rows for what the requests have to tell."""
+        for req in reqs:
+            # The overlap scheduler brings a finished request a second time.
+            if req is not skipped and not (req.finished() and req.finished_output):
+                self._collect_one(req)
+
+    def _collect_one(self, req: Any) -> None:
+        if req.finished():
+            req.finished_output = True
+            if req.finished_len is None:
+                req.finished_len = len(req.output_ids)
+        start, tokens = outputs.take_new_tokens(req)
+        self._end_preemption(req)
+        reason = req.finished_reason.to_json() if req.finished() else None
+        if len(tokens) or reason is not None:
+            self._add_row(req, start, tokens, reason)
+
+    def record_abort(self, req: Any, reason: Any) -> None:
+        """Instead of SGLang's abort message: SGLang ended a request outside of the output stream."""
+        req.finished_output = True
+        if req.finished_reason is None:
+            req.finished_reason = FINISH_ABORT()
+        self._add_row(req, req.send_token_offset, (), reason or req.finished_reason.to_json())
+
+    def _add_row(self, req: Any, start: int, tokens: Sequence[int], reason: Any) -> None:
+        finish = None
+        if reason is not None:
+            self._live.pop(req.rid, None)
+            cancelled = req.rid in self._cancelled
+            self._cancelled.discard(req.rid)
+            finish = outputs.finish_row(len(self._rows), req, reason, cancelled)
+        if self._context.leads:
+            self._rows.add(req.mesh.ticket, start, tokens, finish)
+
+    def _end_preemption(self, req: Any) -> None:
+        if req.mesh.preempted_ns is not None:
+            req.mesh.preemption_loss_ns += time.monotonic_ns() - req.mesh.preempted_ns
+            req.mesh.preempted_ns = None

@@ -1,0 +1,23 @@
+"""SGLang on any CPU: plain PyTorch kernels, gloo between ranks."""
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+
+class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
+    """An out-of-tree platform. SGLang's in-tree CPU mode needs a compiled kernel package that isn't on PyPI."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def is_pin_memory_available(self, device: torch.device | None = None) -> bool:
+        """No device to pin host memory for."""
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        """SGLang's loop over `scaled_dot_product_attention`."""
+        return "torch_native"

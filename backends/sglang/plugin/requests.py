@@ -1,0 +1,79 @@
+"""From the wire's Submit to SGLang's own request, as after a retraction when it has earlier output."""
+
+from array import array
+from typing import Any
+
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from meshift.backends.sglang import wire
+from meshift.schemas.base import unpack_tokens
+
+
+class MeshGenerateReqInput(TokenizedGenerateReqInput, kw_only=True):  # type: ignore[misc, call-arg]
+    """SGLang's tokenised request, with our ticket and the output that it had before. Made and used in one rank."""
+
+    ticket: int
+    earlier_output: Any
+
+
+def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> MeshGenerateReqInput:
+    """SGLang's form of a submission. Raises ValueError with SGLang's reason if it refuses the parameters.
+
+    Builds new objects only: rank 0 relays `command` to the other ranks after this.
+    """
+    fields = command.sampling
+    params = SamplingParams(
+        max_new_tokens=fields.max_new_tokens,
+        min_new_tokens=fields.min_new_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        frequency_penalty=fields.frequency_penalty,
+        presence_penalty=fields.presence_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        stop=list(fields.stop) or None,
+        stop_token_ids=set(fields.stop_token_ids) or None,
+        ignore_eos=fields.ignore_eos,
+        sampling_seed=fields.seed,
+    )
+    params.normalize(tokenizer)
+    params.verify(vocabulary_size)
+    return MeshGenerateReqInput(
+        rid=command.rid,
+        ticket=command.ticket,
+        earlier_output=array("q", unpack_tokens(command.output)),
+        input_text="",
+        input_ids=array("q", unpack_tokens(command.prompt)),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=params,
+        return_logprob=False,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=True,
+        priority=command.priority,
+    )
+
+
+class RequestState:
+    """What we keep on SGLang's request (as `req.mesh`)."""
+
+    __slots__ = ("just_resumed", "preempted_ns", "preemption_loss_ns", "ticket")
+
+    def __init__(self, ticket: int, just_resumed: bool) -> None:
+        self.ticket = ticket
+        self.just_resumed = just_resumed
+        self.preempted_ns: int | None = None
+        self.preemption_loss_ns = 0
+
+
+def adopt(req: Any, received: MeshGenerateReqInput) -> None:
+    """Give a new SGLang request our state, and its earlier output as SGLang would have it after a retraction:
+    part of what is prefilled, counted by limits and penalties, and not streamed again."""
+    req.mesh = RequestState(received.ticket, just_resumed=len(received.earlier_output) > 0)
+    req.output_ids = received.earlier_output
+    req.send_token_offset = len(received.earlier_output)

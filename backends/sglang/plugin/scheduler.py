@@ -1,0 +1,114 @@
+"""SGLang's scheduler with our agent in it. Overrides only pass on; decisions are in `agent`."""
+
+import contextlib
+import os
+from typing import Any
+
+from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+from meshift.backends.sglang.plugin import context
+from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
+
+COMPUTE_NICENESS = 5
+"""Of a rank's computing threads. On full cores the worker and the rank's own sockets must not wait behind them."""
+
+REQUEST_SLACK_TOKENS = 2
+"""SGLang keeps the last two positions of the context, and as many slots, out of use."""
+
+
+class MeshScheduler(Scheduler):  # type: ignore[misc]
+    """The scheduler of a rank of a meshift worker."""
+
+    # ---- construction ----
+
+    def init_ipc_channels(self, port_args: Any) -> None:
+        super().init_ipc_channels(port_args)
+        self._drop_load_snapshot(port_args)
+        self.agent = RankAgent(self, context.current())
+        # The sockets' threads exist now, the computing ones don't yet: only those are born with this.
+        os.setpriority(os.PRIO_PROCESS, 0, COMPUTE_NICENESS)
+
+    def _drop_load_snapshot(self, port_args: Any) -> None:
+        """SGLang's own load file in /dev/shm has no reader here, and would outlive a killed rank."""
+        writer: Any = self.load_snapshot_writer
+        self.load_snapshot_writer: Any = None
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(shm_path_for(port_args.instance_id))
+
+    def init_model_worker(self) -> None:
+        super().init_model_worker()
+        # One rule for the worker to check: prompt plus output against `request_tokens_max`.
+        self.max_req_input_len = self.max_req_len
+
+    def init_request_dispatcher(self) -> None:
+        super().init_request_dispatcher()
+        self._request_dispatcher._mapping.update(self.agent.handlers())
+
+    def get_output_streamer_class(self) -> type:
+        agent = self.agent
+
+        class StepStreamer(SchedulerOutputStreamer):  # type: ignore[misc]
+            """Hands each step's requests to the agent instead of to a detokenizer process."""
+
+            def stream_output(self, reqs: Any, return_logprob: bool, skip_req: Any = None) -> None:
+                agent.collect(reqs, skip_req)
+
+        return StepStreamer
+
+    def request_tokens_max(self) -> int:
+        """The longest request (prompt plus output) that is surely admitted when it is alone."""
+        by_context = self.model_config.context_len - REQUEST_SLACK_TOKENS
+        by_memory = self.max_total_num_tokens - 2 * self.page_size - REQUEST_SLACK_TOKENS
+        return int(min(by_context, by_memory))
+
+    def get_init_info(self) -> dict[str, Any]:
+        ours = {
+            "capacity": self.max_total_num_tokens,
+            "page_size": self.page_size,
+            "request_tokens_max": self.request_tokens_max(),
+            "vocabulary_size": self.model_config.vocab_size,
+            "layers": self.model_config.num_hidden_layers,
+        }
+        return {**super().get_init_info(), "meshift": ours}
+
+    # ---- the loop ----
+
+    def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
+        self.agent.begin_iteration()
+        received: list[Any] = super().ingest_requests(stop_at_pause)
+        self.agent.end_ingest()
+        return received
+
+    def process_batch_result(self, batch: Any, result: Any) -> None:
+        super().process_batch_result(batch, result)
+        self.agent.end_step()
+
+    def publish_load_snapshot(self, force: bool = False) -> None:
+        return None
+
+    def maybe_sleep_on_idle(self) -> None:
+        """Sleep until a command comes or the next heartbeat is due. The leading rank only: later ones wait for it,
+        and a sleep of their own would add to its."""
+        if self.idle_sleeper is not None:
+            self.idle_sleeper.poller.poll(int(HEARTBEAT_S * 1000))
+
+    # ---- requests ----
+
+    def _create_generation_req(self, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+        req = super()._create_generation_req(recv_req, *args, **kwargs)
+        self.agent.adopt(req, recv_req)
+        return req
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        if self.agent.ends_on_arrival(req):
+            return
+        super()._add_request_to_queue(req, is_retracted)
+        if is_retracted:
+            self.agent.note_preemption(req)
+
+    def send_abort_output(self, abort_req: Any, req: Any) -> None:
+        self.agent.record_abort(req, abort_req.finished_reason)

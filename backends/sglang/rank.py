@@ -1,0 +1,122 @@
+"""The main program of a rank process: `python -m meshift.backends.sglang.rank SPEC`, started by the worker.
+
+Everything of SGLang, imports included, happens here, so that the worker's process stays light and responsive.
+"""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshift.backends.sglang import wire
+from meshift.backends.sglang.plugin.context import Outbox, RankContext, install
+from meshift.backends.sglang.rank_spec import RankSpec
+
+_PR_SET_PDEATHSIG = 1
+EXIT_FAILED = 1
+EXIT_ORPHANED = 3
+
+_UNUSED_ADDRESS = "inproc://meshift-unused"
+"""For those of SGLang's sockets at whose other end nobody is."""
+
+
+class ReadyReporter:
+    """Stands in for the pipe on which SGLang announces a scheduler that is ready."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+
+    def send(self, info: dict[str, Any]) -> None:
+        self._context.outbox.send(wire.RankReady(rank=self._context.rank, **info["meshift"]))
+
+
+def main() -> None:
+    """Run one rank until it is killed. Ends the process by `os._exit`: no thread of SGLang can keep it alive."""
+    spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankSpec)
+    _die_with_worker(spec.worker_pid)
+    faulthandler.enable()
+    outbox = Outbox(spec.reports_address)
+    install(RankContext(spec.rank, outbox))
+    try:
+        _serve(spec, outbox)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        outbox.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
+
+
+def _die_with_worker(worker_pid: int) -> None:
+    """Let the kernel kill this process when the worker ends, however it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != worker_pid:
+        os._exit(EXIT_ORPHANED)
+
+
+def _serve(spec: RankSpec, outbox: Outbox) -> None:
+    def announce(phase: str) -> None:
+        outbox.send(wire.RankPhase(rank=spec.rank, phase=phase))
+
+    announce("importing sglang")
+    from sglang.srt.managers.io_struct import hook_custom_types
+    from sglang.srt.managers.scheduler import run_scheduler_process
+    from sglang.srt.plugins import load_plugins
+
+    from meshift.backends.sglang.plugin import hooks
+
+    load_plugins()
+    hooks.check_applied()
+    hook_custom_types(*wire.COMMANDS)
+    server_args = _resolve(spec)
+    announce("loading weights")
+    # Returns only when the scheduler has failed; it has logged why.
+    run_scheduler_process(
+        server_args,
+        _port_args(spec),
+        spec.rank,
+        spec.tensor_rank,
+        spec.stage,
+        None,
+        ReadyReporter(RankContext(spec.rank, outbox)),
+    )
+
+
+def _resolve(spec: RankSpec) -> Any:
+    """SGLang's arguments, completed by it. Each rank does it for itself, from equal input."""
+    from sglang.srt.entrypoints.engine import _set_envs_and_config
+    from sglang.srt.server_args import ServerArgs
+
+    server_args = ServerArgs(**spec.server_arguments)
+    server_args.resolve_once()
+    _set_envs_and_config(server_args)
+    # That installed a handler which kills SGLang's whole process tree; ours is not SGLang's.
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    server_args.check_server_args()
+    return server_args
+
+
+def _port_args(spec: RankSpec) -> Any:
+    from sglang.srt.server_args import PortArgs
+
+    return PortArgs(
+        scheduler_input_ipc_name=spec.commands_address,
+        tokenizer_ipc_name=_UNUSED_ADDRESS,
+        detokenizer_ipc_name=_UNUSED_ADDRESS,
+        rpc_ipc_name=_UNUSED_ADDRESS,
+        metrics_ipc_name=_UNUSED_ADDRESS,
+        tokenizer_worker_ipc_name=None,
+        decoupled_spec_ipc_config=None,
+        nccl_port=spec.rendezvous_port,
+        instance_id=f"meshift{spec.worker_pid}x{spec.rendezvous_port}",
+    )
+
+
+if __name__ == "__main__":
+    main()

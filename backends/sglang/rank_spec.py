@@ -1,0 +1,21 @@
+"""What the worker tells a rank process."""
+
+from typing import Any
+
+import msgspec
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker tells a rank; lies in a file beside the sockets."""
+
+    rank: int
+    tensor_rank: int
+    stage: int
+    worker_pid: int
+    server_arguments: dict[str, Any]
+    commands_address: str
+    """Rank 0 connects here and pulls."""
+    reports_address: str
+    """Every rank connects here and pushes."""
+    rendezvous_port: int
+    """On loopback, of torch.distributed."""

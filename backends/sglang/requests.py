@@ -1,0 +1,149 @@
+"""The worker's table of requests that the ranks hold, and its translations to and from the wire. No I/O."""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshift.backends.base import EngineLoad, EngineRequest, TokenEvent
+from meshift.backends.sglang import wire
+from meshift.schemas.base import pack_tokens, unpack_tokens
+from meshift.schemas.errors import InvalidRequest
+from meshift.schemas.identity import RequestKey
+from meshift.schemas.requests import Finish, FinishReason
+
+ENDED_KEYS_MAX = 65_536
+"""Keys of ended requests that a second submission is still recognised by."""
+
+
+class ProtocolViolation(Exception):
+    """A rank reported what can't be: a gap, a repetition, an unknown ticket. The engine can't be trusted."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: RequestKey
+    next_index: int
+
+
+class RequestTable:
+    """Tickets of live requests, the keys of late ones, and what was submitted but isn't in the ranks' load yet."""
+
+    def __init__(self) -> None:
+        self._ended: dict[RequestKey, None] = {}
+        self._tickets: dict[RequestKey, int] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._numbers = itertools.count(1)
+        self._submits = 0
+        self._unseen: deque[tuple[int, int]] = deque()
+        """(ordinal of the submit, its demand), oldest first."""
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._tickets
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def open(self, request: EngineRequest, seed: int) -> wire.Submit:
+        """Enter a request; its command. Raises InvalidRequest if its key is or was in the table."""
+        if request.key in self._tickets or request.key in self._ended:
+            raise InvalidRequest(f"{request.key} was submitted before", param="request_id")
+        ticket = next(self._numbers)
+        self._tickets[request.key] = ticket
+        self._entries[ticket] = _Entry(request.key, len(request.output))
+        self._submits += 1
+        self._unseen.append((self._submits, len(request.prompt) + len(request.output)))
+        return _submit_command(request, ticket, seed)
+
+    def withdraw(self, key: RequestKey) -> None:
+        """Forget a request just opened, whose command couldn't be sent."""
+        del self._entries[self._tickets.pop(key)]
+        self._unseen.pop()
+        self._submits -= 1
+
+    def take_step(self, report: wire.StepReport) -> list[TokenEvent]:
+        """A step's events, in the report's order. Raises ProtocolViolation."""
+        return list(self._events(report))
+
+    def _events(self, report: wire.StepReport) -> Iterator[TokenEvent]:
+        tokens = unpack_tokens(report.tokens)
+        finishes = {row.row: row for row in report.finishes}
+        offset = 0
+        for row, (ticket, start, count) in enumerate(zip(report.tickets, report.starts, report.counts, strict=True)):
+            entry = self._entries.get(ticket)
+            if entry is None or start != entry.next_index:
+                raise ProtocolViolation(f"ticket {ticket}: tokens from {start}, expected {entry}")
+            entry.next_index += count
+            finish = finishes.get(row)
+            if finish is not None:
+                self._close(ticket, entry.key)
+            yield TokenEvent(
+                key=entry.key,
+                start=start,
+                tokens=tokens[offset : offset + count],
+                finish=None if finish is None else _finish(finish),
+            )
+            offset += count
+
+    def _close(self, ticket: int, key: RequestKey) -> None:
+        del self._entries[ticket], self._tickets[key]
+        self._ended[key] = None
+        if len(self._ended) > ENDED_KEYS_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def load(self, snapshot: wire.LoadSnapshot) -> EngineLoad:
+        """The ranks' load with the submits that they hadn't seen counted as waiting."""
+        while self._unseen and self._unseen[0][0] <= snapshot.submits_seen:
+            self._unseen.popleft()
+        unseen_demand = sum(demand for _, demand in self._unseen)
+        first_unseen = self._unseen[0][1] if self._unseen else 0
+        return EngineLoad(
+            capacity=snapshot.capacity,
+            used=snapshot.used,
+            cached=snapshot.cached,
+            free=snapshot.free,
+            reserved=0,
+            running=snapshot.running,
+            waiting=snapshot.waiting + len(self._unseen),
+            head_demand=snapshot.head_demand if snapshot.waiting else first_unseen,
+            queued_demand=snapshot.queued_demand + unseen_demand,
+            step_count=snapshot.step_count,
+        )
+
+
+def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Submit:
+    sampling = request.sampling
+    fields = wire.SamplingFields(
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        seed=seed if sampling.seed is None else sampling.seed,
+    )
+    return wire.Submit(
+        ticket=ticket,
+        rid=wire.encode_rid(request.key),
+        prompt=pack_tokens(request.prompt),
+        output=pack_tokens(request.output),
+        sampling=fields,
+        priority=request.priority.scheduling,
+    )
+
+
+def _finish(row: wire.FinishRow) -> Finish:
+    return Finish(
+        reason=FinishReason(row.reason),
+        matched_stop=row.matched_stop,
+        message=row.message,
+        cached_tokens=row.cached_tokens,
+        preemptions=row.preemptions,
+        preemption_loss_ns=row.preemption_loss_ns,
+    )

@@ -1,0 +1,63 @@
+"""How an instance of SGLang is to be started."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SglangSettings(BaseModel):
+    """Settings of one instance. What isn't set is chosen for the device; `extra_server_args` wins over all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_path: Path
+    """A Hugging Face checkpoint folder, with tokenizer."""
+    model_name: str
+    """The id in `/v1/models`."""
+    log_dir: Path
+    """The ranks' output goes to `<instance_name>-rank<N>.log` here."""
+    instance_name: str = "sglang"
+    device: Literal["cpu", "cuda"] | None = None
+    """None: cuda if the host has a driver for it."""
+    tensor_ranks: int = Field(default=1, ge=1)
+    pipeline_stages: int = Field(default=1, ge=1)
+    layer_partition: tuple[int, ...] | None = None
+    """Layers of each stage; None: as even as possible."""
+    capacity_tokens: int | None = Field(default=8192, ge=16)
+    """KV slots; None: SGLang sizes the pool by the free memory (not on a CPU, where other processes share it)."""
+    page_size: int = Field(default=1, ge=1)
+    context_tokens_max: int | None = Field(default=None, ge=1)
+    """Of prompt plus output; None: the model's own."""
+    dtype: str | None = None
+    """None: float32 on a CPU, else the checkpoint's."""
+    radix_cache: bool = True
+    overlap: bool | None = None
+    """SGLang's overlap scheduler; None: on CUDA with one stage. On a CPU it only delays each token by a step."""
+    chunked_prefill_size: int | None = Field(default=None, ge=1)
+    """Tokens of prefill a step; None: 512 on a CPU, else SGLang's choice."""
+    max_running_requests: int | None = Field(default=None, ge=1)
+    random_seed: int = 0
+    threads_per_rank: int | None = Field(default=None, ge=1)
+    """OpenMP threads on a CPU; None: the cores divided by the ranks."""
+    log_level: LogLevel = "info"
+    start_timeout_s: float = Field(default=180.0, gt=0.0)
+    extra_server_args: dict[str, Any] = Field(default_factory=dict)
+    """Further `ServerArgs`, by SGLang's names."""
+
+    @property
+    def rank_count(self) -> int:
+        """Processes of the instance."""
+        return self.tensor_ranks * self.pipeline_stages
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SglangSettings":
+        if self.layer_partition is not None and len(self.layer_partition) != self.pipeline_stages:
+            raise ValueError(
+                f"layer_partition names {len(self.layer_partition)} stages, pipeline_stages {self.pipeline_stages}"
+            )
+        if self.overlap and self.pipeline_stages > 1:
+            raise ValueError("SGLang's overlap scheduler runs one stage only")
+        return self

@@ -1,0 +1,174 @@
+"""What worker and ranks say to each other: msgpack arrays with a tag, over local zmq sockets.
+
+Commands ride in SGLang's own request stream (the socket on which its tokenizer process would write), so they keep
+their order with everything else in it, reach every rank, and are acted on by all ranks in the same iteration.
+Reports go from each rank straight to the worker. This module imports neither SGLang nor torch: the worker's
+process stays light, and SGLang's internals stay in the ranks.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from meshift.schemas.identity import RequestKey
+
+# ---- commands: worker -> all ranks, in order ----
+
+
+class SamplingFields(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """SGLang's sampling parameters. `seed` is always set: one that the worker drew for an unseeded request keeps
+    all ranks and all later owners on one random stream."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    seed: int
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.submit"):
+    """Run a request. `ticket` names it in reports; `prompt` and `output` are packed token ids."""
+
+    ticket: int
+    rid: str
+    prompt: bytes
+    output: bytes
+    sampling: SamplingFields
+    priority: int
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.cancel"):
+    """End a request."""
+
+    rid: str
+
+
+class CheckIntegrity(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.check"):
+    """Every rank reports on its memory as it is in this iteration."""
+
+    nonce: int
+
+
+class FlushCache(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.flush"):
+    """Drop all cached prefixes, if nothing runs."""
+
+
+COMMANDS: Final = (Submit, Cancel, CheckIntegrity, FlushCache)
+Command = Submit | Cancel | CheckIntegrity | FlushCache
+
+# ---- reports: rank -> worker ----
+
+
+class RankPhase(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="phase"):
+    """How far a starting rank is."""
+
+    rank: int
+    phase: str
+
+
+class RankReady(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="ready"):
+    """A rank enters its loop."""
+
+    rank: int
+    capacity: int
+    page_size: int
+    request_tokens_max: int
+    """Prompt plus output of one request."""
+    vocabulary_size: int
+    layers: int
+
+
+class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load"):
+    """Rank 0's accounting, in tokens unless said; see `EngineLoad`."""
+
+    capacity: int
+    used: int
+    cached: int
+    free: int
+    running: int
+    waiting: int
+    head_demand: int
+    queued_demand: int
+    step_count: int
+    submits_seen: int
+    """Submits that the ranks have taken out of the stream so far."""
+
+
+class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The finish of the request in row `row` of a StepReport."""
+
+    row: int
+    reason: str
+    matched_stop: str | int | None
+    message: str
+    cached_tokens: int
+    preemptions: int
+    preemption_loss_ns: int
+
+
+class StepReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="step"):
+    """What one step gave, in columns, one row a request; `tokens` are all rows' packed ids, one after another."""
+
+    iteration: int
+    tickets: list[int]
+    starts: list[int]
+    counts: list[int]
+    tokens: bytes
+    finishes: list[FinishRow]
+    load: LoadSnapshot
+
+
+class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="integrity"):
+    """A rank's answer to CheckIntegrity. Equal iteration and fingerprint on all ranks: equal slot decisions."""
+
+    rank: int
+    nonce: int
+    iteration: int
+    fingerprint: int
+    problems: list[str]
+
+
+Report = RankPhase | RankReady | LoadSnapshot | StepReport | IntegrityReport
+
+_encoder = msgspec.msgpack.Encoder()
+_report_decoder = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    """The wire form of a message."""
+    return _encoder.encode(message)
+
+
+def decode_report(data: bytes) -> Report:
+    """A report from its wire form. Raises msgspec.MsgspecError."""
+    return _report_decoder.decode(data)
+
+
+# ---- request ids inside SGLang ----
+
+_RID = re.compile(r"(\d+):(.*)/(\d+)\.(\d+);", re.DOTALL)
+
+
+def encode_rid(key: RequestKey) -> str:
+    """The id under which SGLang knows a submission.
+
+    No id is a prefix of another one (the length comes first and `;` ends it): SGLang aborts by prefix.
+    """
+    return f"{len(key.request_id)}:{key.request_id}/{key.attempt}.{key.hop};"
+
+
+def decode_rid(rid: str) -> RequestKey:
+    """The key in an id made by `encode_rid`. Raises ValueError on any other."""
+    match = _RID.fullmatch(rid)
+    if match is None or int(match[1]) != len(match[2]):
+        raise ValueError(f"not a request id of ours: {rid!r}")
+    return RequestKey(match[2], int(match[3]), int(match[4]))

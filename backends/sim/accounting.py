@@ -1,0 +1,44 @@
+"""What the engine reports of its memory, and the check that it is true."""
+
+from meshift.backends.base import EngineLoad
+from meshift.backends.sim.core import EngineCore, Work
+from meshift.backends.sim.lifecycle import RequestState
+
+
+def snapshot(core: EngineCore) -> EngineLoad:
+    """As of now, also amid a segment of many steps."""
+    core.catch_up()
+    page_size, pool, queue, taken = core.parameters.page_size, core.pool, core.queue, core.taken()
+    return EngineLoad(
+        capacity=pool.capacity * page_size,
+        used=(pool.used + taken) * page_size,
+        cached=0,
+        free=(pool.free - taken) * page_size,
+        reserved=pool.reserved * page_size,
+        running=core.running,
+        waiting=len(queue),
+        head_demand=queue.head_demand * page_size,
+        queued_demand=queue.demand * page_size,
+        step_count=core.steps,
+    )
+
+
+def check(core: EngineCore, promised: int) -> None:
+    """Raise AssertionError unless the pages in use are those of the requests, and the reserved ones those `promised`
+    to moves. A halted engine isn't looked at."""
+    core.catch_up()
+    if core.work is Work.HALTED:
+        return
+    core.batch.check()
+    pool, pages_of = core.pool, core.parameters.pages_of
+    held = sum(request.pages for request in core.requests if request.state is not RequestState.RUNNING)
+    held += sum(pages_of(request.computed + core.batch.steps - request.entry_step) for request in core.batch)
+    if core.work is Work.DECODE:
+        held += core.batch.pages_needed(0, 1)
+    assert pool.used == held, f"{pool.used} pages in use, requests hold {held}"
+    assert pool.reserved == promised, f"{pool.reserved} pages reserved, {promised} promised"
+    assert pool.free >= core.taken(), f"{pool.free} pages free, {core.taken()} taken amid a segment"
+    demand = sum(core.queue.pages_of(request) for request in core.queue)
+    assert core.queue.demand == demand, f"queued demand {core.queue.demand} is really {demand}"
+    if not len(core.requests) and not promised:
+        assert pool.free == pool.capacity, f"idle with {pool.free} of {pool.capacity} pages free"

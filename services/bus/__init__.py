@@ -1,0 +1,1 @@
+"""The typed bus. `base` is the contract, `memory` and `nats` keep it."""

@@ -1,0 +1,31 @@
+"""The command as a client of the bus."""
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+
+from meshift.schemas.errors import PeerTimeout
+from meshift.services.bus.base import Bus, ServiceInfo
+from meshift.services.cli.errors import CommandError
+from meshift.services.process import ServiceSettings, connect_bus
+
+CONNECT_TIMEOUT_S = 2.0
+
+
+@contextlib.asynccontextmanager
+async def joined_bus(nats_url: str) -> AsyncIterator[Bus]:
+    """A bus connection for one command. Raises `CommandError` if no NATS server answers."""
+    # Refused connections are told by the error below, once.
+    logging.getLogger("meshift.bus").setLevel(logging.ERROR)
+    name = f"command-{os.getpid()}"
+    settings = ServiceSettings(nats=nats_url, connect_timeout_s=CONNECT_TIMEOUT_S)
+    bus: Bus = connect_bus(settings, name)
+    try:
+        await bus.start(ServiceInfo("command", name))
+    except PeerTimeout as error:
+        raise CommandError(f"no mesh answers at {nats_url}; `meshift up` starts one") from error
+    try:
+        yield bus
+    finally:
+        await bus.close()

@@ -1,0 +1,101 @@
+"""The application: routes, error handlers, outermost layer."""
+
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from meshift.schemas.errors import MeshError
+from meshift.services.frontend.api import Frontend
+from meshift.services.frontend.http.body import BodyTooLarge, DrainingResponse
+from meshift.services.frontend.http.chat import ChatService, find_model
+from meshift.services.frontend.http.errors import describe_error
+from meshift.services.frontend.http.middleware import Boundary
+from meshift.services.frontend.http.schemas import Health, ModelCard, ModelList, Readiness
+from meshift.services.frontend.http.settings import HttpSettings
+from meshift.services.frontend.text.registry import TokenizerRegistry
+
+
+def _wall_clock_s() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def _random_id() -> str:
+    return uuid.uuid4().hex
+
+
+def create_app(
+    frontend: Frontend,
+    tokenizers: TokenizerRegistry,
+    settings: HttpSettings,
+    *,
+    clock: Callable[[], float] = _wall_clock_s,
+    new_id: Callable[[], str] = _random_id,
+) -> FastAPI:
+    """The REST shell of `frontend`. `clock` gives Unix seconds for `created`; `new_id` a string that is unique among
+    all frontends, of at most 63 letters and digits. The lifespan's end ends the tokeniser threads."""
+    chat = ChatService(frontend, tokenizers, settings, clock=clock)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        chat.close()
+
+    # The bodies are validated by hand, under bounds of their own, so a generated schema would say nothing of them.
+    app = FastAPI(title="meshift", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.chat = chat
+    app.add_middleware(Boundary, new_id=new_id, retry_after_s=settings.retry_after_s)
+    _add_error_handlers(app, settings)
+    app.post("/v1/chat/completions", response_model=None)(chat.complete)
+    _add_model_routes(app, frontend, created=int(clock()))
+    _add_probe_routes(app, frontend)
+    return app
+
+
+def _add_error_handlers(app: FastAPI, settings: HttpSettings) -> None:
+    async def answer(request: Request, error: Exception) -> Response:
+        request_id = request.state.request_id
+        response = describe_error(error, request_id=request_id, retry_after_s=settings.retry_after_s).response()
+        if isinstance(error, BodyTooLarge):
+            return DrainingResponse(response, bytes_max=settings.discard_bytes_max, timeout_s=settings.body_timeout_s)
+        return response
+
+    for kind in (MeshError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, answer)
+
+
+def _add_model_routes(app: FastAPI, frontend: Frontend, *, created: int) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> ModelList:
+        cards = [
+            ModelCard(id=model.name, created=created, max_model_len=model.context_tokens_max)
+            for model in frontend.models()
+        ]
+        return ModelList(data=cards)
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> ModelCard:
+        model = find_model(frontend, name)
+        return ModelCard(id=model.name, created=created, max_model_len=model.context_tokens_max)
+
+
+def _add_probe_routes(app: FastAPI, frontend: Frontend) -> None:
+    @app.get("/health")
+    async def health() -> Health:
+        return Health()
+
+    @app.get("/ready", response_model_exclude_none=True)
+    async def ready(response: Response) -> Readiness:
+        is_ready = frontend.ready()
+        response.status_code = 200 if is_ready else 503
+        return Readiness(
+            status="ready" if is_ready else "not_ready",
+            reason=None if is_ready else "no live instance takes requests",
+            scheduler="ok" if frontend.scheduler_alive() else "bypass",
+            instances=len(frontend.instances()),
+        )

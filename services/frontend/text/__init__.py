@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokeniser, chat template, detokeniser, stop strings. Pure, without torch."""

@@ -1,0 +1,21 @@
+"""Starts and stops the processes of a mesh: a `Launcher` interface, and one that uses this machine's processes."""
+
+from meshift.services.launcher.base import (
+    ChildEvent,
+    ChildStatus,
+    Launcher,
+    LauncherError,
+    LaunchSpec,
+)
+from meshift.services.launcher.lifecycle import ChildState
+from meshift.services.launcher.local import LocalLauncher
+
+__all__ = [
+    "ChildEvent",
+    "ChildState",
+    "ChildStatus",
+    "LaunchSpec",
+    "Launcher",
+    "LauncherError",
+    "LocalLauncher",
+]

@@ -1,0 +1,84 @@
+"""Real engines, started once and shared: a start takes 20 s of imports. All run on the session's one event loop.
+
+One instance of one rank lives for the whole session (`base`), and each module may have one more of two ranks.
+"""
+
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from meshift.backends.sglang import SglangEngine, SglangSettings, make_random_llama, prepare_smollm2
+from tests.contract.engine_kit import CollectingListener, Rig
+
+SEED = 11
+STOP_DEADLINE_S = 10.0
+REQUEST_TIMEOUT_S = 90.0
+CAPACITY_TOKENS = 1200
+"""Small enough that many requests at once queue and preempt each other."""
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The real chat model."""
+    models = Path(__file__).parents[3] / ".models"
+    return prepare_smollm2(models / "smollm2", print)
+
+
+@pytest.fixture(scope="session")
+def random_llama(smollm2: Path) -> Path:
+    """A small model of random weights, with the chat model's tokenizer. Its logits lie so close together that penalties
+    decide what it gives."""
+    return make_random_llama(smollm2.parent / "random-llama-soft", tokenizer_from=smollm2, head_scale=0.15)
+
+
+@contextlib.asynccontextmanager
+async def running(model: Path, log_dir: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """A started engine in the contract suite's rig, stopped in the end."""
+    chosen = {"capacity_tokens": CAPACITY_TOKENS, "threads_per_rank": 1, **settings}
+    engine = SglangEngine(
+        SglangSettings(model_path=model, model_name=model.name, log_dir=log_dir, **chosen), random.Random(SEED)
+    )
+    listener = CollectingListener()
+    info = await engine.start(listener)
+    try:
+        print(f"seed {SEED}; ranks {info.rank_pids}, logs in {log_dir}")
+        yield Rig(
+            engine,
+            info,
+            listener,
+            random.Random(SEED),
+            token_range=(3, info.model.vocabulary_size),
+            timeout_s=REQUEST_TIMEOUT_S,
+        )
+    finally:
+        await engine.stop(STOP_DEADLINE_S)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def base_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    """One rank, page size 1, prefix cache: what the others are compared with."""
+    # Admits more than fits, so that requests are preempted.
+    greedy = {"schedule_conservativeness": 0.1}
+    async with running(random_llama, tmp_path_factory.mktemp("base"), extra_server_args=greedy) as rig:
+        yield rig
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def base(base_engine: Rig) -> AsyncIterator[Rig]:
+    """`base_engine`, left idle and whole by each test."""
+    yield base_engine
+    await base_engine.settle()
+
+
+@pytest.fixture(scope="session")
+def smollm2_text(smollm2: Path) -> Callable[[Sequence[int]], str]:
+    """Token ids to text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    return lambda tokens: str(tokenizer.decode(list(tokens)))

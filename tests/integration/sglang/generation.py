@@ -1,0 +1,75 @@
+"""What the exactness tests ask of an engine."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshift.backends.base import EngineRequest
+from meshift.schemas.identity import RequestKey
+from meshift.schemas.requests import Finish, Sampling
+from tests.contract.engine_kit import Rig, Stream
+
+TOKENS = 40
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished stream."""
+
+    tokens: list[int]
+    finish: Finish
+
+
+def sampling_of(**fields: Any) -> Sampling:
+    """Greedy and endless, with changes."""
+    return Sampling(**{"max_new_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, **fields})
+
+
+def submit(rig: Rig, prompt: Sequence[int], output: Sequence[int] = (), **fields: Any) -> Stream:
+    """Submit under a new id."""
+    key = RequestKey(f"exact-{next(_numbers)}", 1, 0)
+    return rig.submit(EngineRequest(key, prompt, output, sampling_of(**fields)))
+
+
+async def results(rig: Rig, *streams: Stream) -> list[Result]:
+    """Wait for all."""
+    await rig.finished(*streams)
+    return [Result(stream.tokens, stream.finish) for stream in streams if stream.finish is not None]
+
+
+async def generate(rig: Rig, prompt: Sequence[int], output: Sequence[int] = (), **fields: Any) -> Result:
+    """One request, alone."""
+    (result,) = await results(rig, submit(rig, prompt, output, **fields))
+    return result
+
+
+async def check_resumes(rig: Rig, prompt: Sequence[int], cuts: Sequence[int], **fields: Any) -> Result:
+    """Cut after each of `cuts` tokens, a request goes on as if it had not been cut; returns the uncut one."""
+    whole = await generate(rig, prompt, **fields)
+    for cut in cuts:
+        assert cut <= len(whole.tokens)
+        rest = await generate(rig, prompt, whole.tokens[:cut], **fields)
+        assert rest.tokens == whole.tokens[cut:], f"cut after {cut}: {fields}"
+        assert (rest.finish.reason, rest.finish.matched_stop) == (whole.finish.reason, whole.finish.matched_stop)
+    return whole
+
+
+PENALTIES: list[dict[str, Any]] = [
+    {"frequency_penalty": -1.0},
+    {"presence_penalty": -2.0},
+    {"repetition_penalty": 0.5},
+    {"frequency_penalty": -0.3, "presence_penalty": -0.3, "repetition_penalty": 0.9, "min_new_tokens": 30},
+]
+"""Rewards of repetition: what a request gives depends on each token that it gave before. (A random model doesn't
+repeat itself unless rewarded.)"""
+
+
+SEEDED: list[dict[str, Any]] = [
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 2**63 - 1},
+    {"temperature": 1.3, "top_k": 20, "seed": -5},
+    {"temperature": 1.0, "top_k": 50, "top_p": 0.8, "min_p": 0.02, "seed": 3},
+]
+"""Sampling fields of each way through the sampler."""

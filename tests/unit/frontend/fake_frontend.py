@@ -1,0 +1,182 @@
+"""A frontend core that plays scripts: what the HTTP shell is tested against."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from meshift.schemas.errors import MeshError
+from meshift.schemas.identity import Owner
+from meshift.schemas.instances import InstanceState, LoadReport, ModelInfo
+from meshift.schemas.requests import Finish, FinishReason
+from meshift.services.frontend.api import Chunk, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Some tokens arrive, perhaps with the finish."""
+
+    tokens: Sequence[int]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A chunk as it is, right or wrong."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing arrives until the event is set."""
+
+    event: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The stream breaks."""
+
+    error: BaseException
+
+
+Step = Emit | Raw | Wait | Fail
+
+STOPPED = Finish(reason=FinishReason.STOP)
+
+
+@dataclass
+class Script:
+    """How one request goes."""
+
+    steps: Sequence[Step] = ()
+    refuse: BaseException | None = None
+    """`generate` raises it."""
+    accept: asyncio.Event | None = None
+    """`generate` waits for it."""
+    delay: int = 0
+    """`generate` takes that many turns of the event loop."""
+    cancel_error: MeshError | None = None
+    """`cancel` raises it."""
+    cancel_hangs: bool = False
+
+
+class FakeStream:
+    """Plays one script. `cancels` counts."""
+
+    def __init__(self, request: GenerateRequest, script: Script) -> None:
+        self.request = request
+        self.script = script
+        self.cancels = 0
+        self.cancelled = asyncio.Event()
+        self.emitted = 0
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        for step in self.script.steps:
+            await asyncio.sleep(0)
+            match step:
+                case Wait(event):
+                    await event.wait()
+                case Fail(error):
+                    raise error
+                case Raw(chunk):
+                    yield chunk
+                case Emit(tokens, finish):
+                    start, self.emitted = self.emitted, self.emitted + len(tokens)
+                    yield Chunk(start, tokens, finish)
+
+    async def cancel(self) -> None:
+        self.cancels += 1
+        self.cancelled.set()
+        if self.script.cancel_hangs:
+            await asyncio.Event().wait()
+        if self.script.cancel_error is not None:
+            raise self.script.cancel_error
+
+
+def model_info(name: str = "tiny", **changes: object) -> ModelInfo:
+    """A model of the fake."""
+    values: dict[str, object] = {
+        "name": name,
+        "path": "",
+        "context_tokens_max": 512,
+        "vocabulary_size": 100_000,
+        "layers": 2,
+    }
+    return ModelInfo.model_validate({**values, **changes})
+
+
+def load_report(model: ModelInfo, instance_id: str = "worker-1") -> LoadReport:
+    """A report of an idle instance."""
+    return LoadReport(
+        owner=Owner(instance_id=instance_id, incarnation=1),
+        sequence=1,
+        emitted_ns=0,
+        state=InstanceState.READY,
+        model=model,
+        capacity=1000,
+        used=0,
+        cached=0,
+        free=1000,
+        reserved=0,
+        running=0,
+        waiting=0,
+        head_demand=0,
+        queued_demand=0,
+    )
+
+
+@dataclass
+class FakeFrontend:
+    """`Frontend`, scripted: `play(request)` says how a request goes."""
+
+    model_list: list[ModelInfo] = field(default_factory=lambda: [model_info()])
+    play: Callable[[GenerateRequest], Script] = lambda _request: Script([Emit((), STOPPED)])
+    is_ready: bool = True
+    has_scheduler: bool = True
+    requests: list[GenerateRequest] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+    abandoned: int = 0
+    """Calls of `generate` that were cancelled."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def seen(self, *, requests: int = 0, streams: int = 0) -> None:
+        """Wait until so many requests have come and streams have begun."""
+        while len(self.requests) < requests or len(self.streams) < streams:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def models(self) -> list[ModelInfo]:
+        return self.model_list
+
+    def instances(self) -> list[LoadReport]:
+        return [load_report(model, f"worker-{index}") for index, model in enumerate(self.model_list)]
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def scheduler_alive(self) -> bool:
+        return self.has_scheduler
+
+    async def generate(self, request: GenerateRequest) -> FakeStream:
+        self.requests.append(request)
+        self._changed.set()
+        script = self.play(request)
+        try:
+            await _dispatch(script)
+        except asyncio.CancelledError:
+            self.abandoned += 1
+            raise
+        if script.refuse is not None:
+            raise script.refuse
+        stream = FakeStream(request, script)
+        self.streams.append(stream)
+        self._changed.set()
+        return stream
+
+
+async def _dispatch(script: Script) -> None:
+    for _ in range(script.delay):
+        await asyncio.sleep(0)
+    if script.accept is not None:
+        await script.accept.wait()

@@ -1,0 +1,66 @@
+"""One full example of each message: no field has its default where another value is possible."""
+
+from collections.abc import Iterator
+
+from meshift.schemas import errors, instances, requests
+from meshift.schemas.base import Message, pack_tokens
+from meshift.schemas.identity import FrontendRef, Owner, RequestKey
+
+OWNER = Owner(instance_id="w1", incarnation=2)
+FRONTEND = FrontendRef(frontend_id="f1", incarnation=3)
+KEY = RequestKey("r1", 2, 1)
+PRIORITY = requests.Priority(scheduling=1, execution=2)
+MODEL = instances.ModelInfo(name="m", path="/models/m", context_tokens_max=4096, vocabulary_size=32_000, layers=32)
+SAMPLING = requests.Sampling(
+    max_new_tokens=7, min_new_tokens=1, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, frequency_penalty=-1.5,
+    presence_penalty=1.5, repetition_penalty=1.1, stop=("\n\n", "END ü"), stop_token_ids=(2, 3), ignore_eos=True,
+    seed=4,
+)  # fmt: skip
+FINISH = requests.Finish(
+    reason=requests.FinishReason.STOP, matched_stop="END ü", message="m", cached_tokens=5, preemptions=1,
+    preemption_loss_ns=6,
+)  # fmt: skip
+TOKENS = pack_tokens([0, 1, -1, 2**31 - 1, -(2**31)])
+LOAD = instances.LoadReport(
+    owner=OWNER, sequence=1, emitted_ns=2, state=instances.InstanceState.READY, model=MODEL, capacity=100, used=40,
+    cached=30, free=20, reserved=10, running=3, waiting=4, head_demand=5, queued_demand=6, headroom=7, layout_epoch=8,
+    step_count=9,
+)  # fmt: skip
+
+SAMPLES: tuple[Message, ...] = (
+    errors.ErrorReply(code=errors.ErrorCode.STALE, message="old", param="hop"),
+    LOAD,
+    instances.InstanceGone(owner=OWNER, reason="drained"),
+    instances.SchedulerReport(scheduler_id="s", incarnation=1, instances=2),
+    instances.DispatchRequest(
+        request_id="r1", attempt=2, frontend=FRONTEND, model="m", demand=3, priority=PRIORITY, excluded=(OWNER,)
+    ),
+    instances.DispatchReply(owner=OWNER, scheduler_id="s", incarnation=1, reason="freest"),
+    instances.DrainRequest(deadline_s=1.5),
+    instances.DrainReply(owner=OWNER, requests_left=2),
+    instances.StatusRequest(),
+    instances.WorkerStatus(load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4),
+    requests.Submit(
+        request_id="r1", attempt=2, hop=1, owner=OWNER, frontend=FRONTEND, prompt=TOKENS, output=pack_tokens([5]),
+        sampling=SAMPLING, priority=PRIORITY,
+    ),
+    requests.SubmitReply(owner=OWNER),
+    requests.TokenBatch(
+        owner=OWNER, emitted_ns=1, request_ids=("r1", "r2"), attempts=(1, 2), hops=(0, 1), starts=(0, 9), counts=(2, 3),
+        tokens=TOKENS, finishes=(requests.TokenFinish(row=1, finish=FINISH),),
+    ),
+    requests.Cancel(frontend=FRONTEND, owner=OWNER, keys=(KEY,)),
+    requests.Acknowledge(frontend=FRONTEND, owner=OWNER, keys=(KEY, KEY)),
+    requests.Lease(frontend=FRONTEND, ttl_s=1.5),
+    requests.ReplayRequest(request_id="r1", attempt=2, hop=1, owner=OWNER, start=3),
+    requests.ReplayReply(
+        owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, finish=FINISH
+    ),
+)  # fmt: skip
+
+
+def message_types(base: type[Message] = Message) -> Iterator[type[Message]]:
+    """All kinds of messages that have been defined so far."""
+    for message_type in base.__subclasses__():
+        yield message_type
+        yield from message_types(message_type)
