@@ -25,11 +25,11 @@ test: setup
 	@$(BIN)/pytest $(ARGS)
 
 check: setup
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
-	@$(BIN)/python scripts/lint_services.py
+	@failed=; \
+	for tool in 'ruff format --check .' 'ruff check .' mypy lint-imports 'python scripts/lint_services.py'; do \
+	  echo "== $$tool"; $(BIN)/$$tool || failed="$$failed, $$tool"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make check failed: $${failed#, }"; exit 1; fi
 
 format: setup
 	@$(BIN)/ruff format .

@@ -15,10 +15,11 @@ from meshift.benchmarks.mesh_process import MeshProcess, running_mesh
 from meshift.benchmarks.report import BenchmarkSettings, percentile, print_table, write_result
 from meshift.benchmarks.rest import StreamedChat, stream_chat
 from meshift.schemas.requests import Submit
+from meshift.schemas.subjects import worker_submit
 from meshift.services.cli.client import joined_bus
 from meshift.services.cli.settings import parse_settings
 
-SUBMISSIONS = "meshift.v1.worker.*.submit"
+KILLED, SURVIVOR = "worker-1", "worker-2"
 ROUND_DEADLINE_S = 300.0
 
 TOPICS = ("the sea", "a lighthouse", "bread", "the moon", "a long road", "winter", "an old clock", "a small dog")
@@ -65,9 +66,9 @@ async def _run(settings: FailoverSettings, folder: Path) -> int:
         reference = [await asyncio.wait_for(stream_chat(rest, chat), ROUND_DEADLINE_S) for chat in chats]
         rounds = []
         for number in range(1 if settings.quick else settings.rounds):
-            print(f"round {number + 1}: kill -9 of worker-1 under {len(chats)} streams...", flush=True)
+            print(f"round {number + 1}: kill -9 of {KILLED} under {len(chats)} streams...", flush=True)
             rounds.append(await worker_round(mesh, rest, chats, reference))
-            await mesh.until_printed("worker-1: ready", 180.0)
+            await mesh.until_printed(f"{KILLED}: ready", 180.0)
         print("kill -9 of the scheduler...", flush=True)
         scheduler = await scheduler_round(mesh, rest, chats[0])
     result = summary(rounds, scheduler)
@@ -88,9 +89,16 @@ async def worker_round(
     """Kill one of two workers when every stream has given some text."""
     result = Round()
     resubmitted: list[float] = []
-    mesh.printed[:] = [line for line in mesh.printed if "worker-1: ready" not in line]
+    mesh.printed[:] = [line for line in mesh.printed if f"{KILLED}: ready" not in line]
+
+    def note(submit: Submit) -> None:
+        if submit.attempt > 1:
+            resubmitted.append(time.monotonic())
+
     async with joined_bus(mesh.state().nats_url) as bus:
-        bus.subscribe(SUBMISSIONS, Submit, lambda m: resubmitted.append(time.monotonic()) if m.attempt > 1 else None)
+        bus.subscribe(
+            worker_submit(SURVIVOR), Submit, lambda m: resubmitted.append(time.monotonic()) if m.attempt > 1 else None
+        )
         streams = [StreamedChat() for _ in chats]
         tasks = [
             asyncio.create_task(stream_chat(rest, chat, into=stream))
@@ -99,7 +107,7 @@ async def worker_round(
         async with asyncio.timeout(ROUND_DEADLINE_S):
             while not all(len(stream.times_s) >= 3 for stream in streams):
                 await asyncio.sleep(0.01)
-            mesh.kill("worker-1")
+            mesh.kill(KILLED)
             killed_s = time.monotonic()
             await asyncio.gather(*tasks, return_exceptions=True)
     result.detection_ms = [1e3 * (at_s - killed_s) for at_s in resubmitted]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from meshift.services.bus.nats import NatsBus
 from meshift.services.bus.nats_settings import NatsSettings
+from meshift.tracing import propagation
 
 ResultT = TypeVar("ResultT")
 
@@ -52,7 +53,8 @@ def say(line: str) -> None:
 def connect_bus(settings: ServiceSettings, client_name: str) -> NatsBus:
     """The service's bus client; it connects when it is started."""
     servers = tuple(url.strip() for url in settings.nats.split(","))
-    return NatsBus(NatsSettings(servers=servers, client_name=client_name, connect_timeout_s=settings.connect_timeout_s))
+    nats = NatsSettings(servers=servers, client_name=client_name, connect_timeout_s=settings.connect_timeout_s)
+    return NatsBus(nats, propagator=propagation)
 
 
 class StopSignal:

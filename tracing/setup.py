@@ -1,15 +1,15 @@
-"""Turning tracing on, from the environment. Nothing set: nothing is started, and a span costs next to
-nothing.
+"""Turning tracing on, from the environment. Nothing set: nothing is started, and a span costs next to nothing.
 
-| variable | what it does | |---|---| | `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`
-| send spans to this collector | | `OTEL_TRACES_EXPORTER` | `otlp`: send them to the standard local
-endpoint; `none`: don't, whatever else is set | | `OTEL_EXPORTER_OTLP_PROTOCOL` (`..._TRACES_PROTOCOL`) |
-`http/protobuf` (default) or `grpc` | | `MESHIFT_TRACE_FILE` | append spans to this file as JSON lines;
-several processes may share it | | `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG` | what to keep, e.g.
-`parentbased_traceidratio` and `0.1` | | `OTEL_SDK_DISABLED` | `true`: no tracing at all |
+- `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`: send spans to this collector
+- `OTEL_TRACES_EXPORTER`: `otlp` sends them to the standard local endpoint; `none` doesn't, whatever else is set
+- `OTEL_EXPORTER_OTLP_PROTOCOL` (`..._TRACES_PROTOCOL`): `http/protobuf` (default) or `grpc`
+- `MESHIFT_TRACE_FILE`: append spans to this file as JSON lines; several processes may share it
+- `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`: what to keep, e.g. `parentbased_traceidratio` and `0.1`
+- `OTEL_SDK_DISABLED`: `true` means no tracing at all
 
-Headers, certificates, timeouts, batch sizes, resource attributes and limits are the SDK's own variables.
-The OTLP exporters are packages of their own; without them, spans can still go to a file."""
+Headers, certificates, timeouts, batch sizes, resource attributes and limits are the SDK's own variables. The OTLP
+exporters are packages of their own; without them, spans can still go to a file.
+"""
 
 import atexit
 import importlib

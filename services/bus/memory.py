@@ -255,6 +255,7 @@ class MemoryBus:
                 self._subscribers[subscriber] = None
         for endpoint, endpoint_inlet in self._endpoints.items():
             if endpoint_inlet is not None:
+                endpoint_inlet.cut = True
                 self._network.remove_endpoint(endpoint_inlet)
                 self._endpoints[endpoint] = None
 
@@ -264,6 +265,7 @@ class MemoryBus:
             self._network.remove_subscription(inlet)
 
     def _stop_serving(self, endpoint: Endpoint[Any]) -> None:
+        endpoint.closed = True
         inlet = self._endpoints.pop(endpoint, None)
         if inlet is not None:
             self._network.remove_endpoint(inlet)
@@ -275,6 +277,12 @@ class MemoryBus:
     def _on_request(
         self, endpoint: Endpoint[Any], payload: Payload, headers: Headers | None, reply_to: ReplyTo
     ) -> None:
+        if self._state not in (ClientState.CONNECTED, ClientState.CLOSED):
+            return
+        if endpoint.closed:
+            gone = self._pack(ErrorReply.of(PeerGone(f"{endpoint.subject} is served no more")))
+            self._network.answer(self.name, endpoint.subject, reply_to, Answer(gone, is_error=True))
+            return
         answer = endpoint.begin(payload, headers)
         if isinstance(answer, Message):
             self._answer(endpoint.subject, reply_to, answer)

@@ -87,7 +87,7 @@ class SubscriptionInlet:
 
 
 class EndpointInlet:
-    """Where one endpoint's requests arrive."""
+    """Where one endpoint's requests arrive. After its removal those under way still do, until it is `cut`."""
 
     def __init__(
         self, client: Client, subject: str, accept: Callable[[Payload, Headers | None, ReplyTo], None]
@@ -95,11 +95,11 @@ class EndpointInlet:
         self.client = client
         self.subject = subject
         self.accept = accept
-        self.open = True
+        self.cut = False
 
     def arrive(self, payload: Payload, headers: Headers | None, reply_to: ReplyTo) -> None:
         """The delay is over."""
-        if self.open:
+        if not self.cut:
             self.accept(payload, headers, reply_to)
 
 
@@ -169,9 +169,7 @@ class MemoryNetwork:
         self._forget_route(inlet.pattern)
 
     def remove_subscription(self, inlet: SubscriptionInlet) -> None:
-        """Deliver nothing more there, not even what is under way. Idempotent."""
-        if not inlet.open:
-            return
+        """Deliver nothing more there, not even what is under way."""
         inlet.open = False
         if is_pattern(inlet.pattern):
             self._wild.remove(inlet)
@@ -185,10 +183,7 @@ class MemoryNetwork:
         self._forget_route(inlet.subject)
 
     def remove_endpoint(self, inlet: EndpointInlet) -> None:
-        """Send nothing more there, not even what is under way. Idempotent."""
-        if not inlet.open:
-            return
-        inlet.open = False
+        """Send no more requests there."""
         _remove(self._endpoints, inlet.subject, inlet)
         self._forget_route(inlet.subject)
 

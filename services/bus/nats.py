@@ -257,7 +257,8 @@ class NatsBus:
             self._outbox.put_action(partial(_detach, attachment))
 
     async def _attach_endpoint(self, endpoint: Endpoint[Any], client: Client) -> None:
-        if self._micro is not None and self._endpoints.get(endpoint.subject) is endpoint:
+        assert self._micro is not None, "made when the client was attached"
+        if self._endpoints.get(endpoint.subject) is endpoint:
             await self._micro.add(endpoint)
 
     def _stop_serving(self, endpoint: Endpoint[Any]) -> None:
@@ -267,8 +268,8 @@ class NatsBus:
             self._outbox.put_action(partial(self._detach_endpoint, endpoint))
 
     async def _detach_endpoint(self, endpoint: Endpoint[Any], client: Client) -> None:
-        if self._micro is not None:
-            await self._micro.remove(endpoint)
+        assert self._micro is not None, "made when the client was attached"
+        await self._micro.remove(endpoint)
 
     # Sending
 

@@ -20,6 +20,9 @@ logger = logging.getLogger("meshift.bus")
 DISCARD_TIMEOUT_S = 1.0
 """For closing a client that failed."""
 
+ERRORS_TOLD_MAX = 3
+"""Different errors remembered. One isn't enough: a refused password may end in a connection reset."""
+
 CLOSED_CHECK_S = 1.0
 """How often to look whether the library has closed the client: some of its paths do it without a callback."""
 
@@ -37,7 +40,7 @@ class NatsConnection:
         # Seeded by the name: clients of one mesh come back spread out, and each run the same.
         self._rng = random.Random(settings.client_name)
         self._attempts = 0
-        self._last_error: Exception | None = None
+        self._errors: dict[str, None] = {}
         self._client: Client | None = None
         self._ready = asyncio.Event()
         self._lost = asyncio.Event()
@@ -67,7 +70,7 @@ class NatsConnection:
                 await self._drop_client()
         if not in_time:
             servers = ", ".join(self._settings.servers)
-            raise PeerTimeout(f"no NATS connection to {servers} within {timeout_s} s; last error: {self._last_error!r}")
+            raise PeerTimeout(f"no NATS connection to {servers} within {timeout_s} s; {self._errors_text()}")
         establishing.result()
         self._keeper = loop.create_task(self._keep())
 
@@ -112,10 +115,10 @@ class NatsConnection:
                 async with asyncio.timeout(CLOSED_CHECK_S):
                     await self._lost.wait()
             if self._client is not None and self._client.is_closed:
-                await self._replace()
+                await self._replace(self._client)
 
-    async def _replace(self) -> None:
-        self._reception.log.report("closed", f"NATS connection closed ({self._last_error!r}); making a new one")
+    async def _replace(self, closed: Client) -> None:
+        self._reception.log.report("closed", f"NATS connection closed ({closed.last_error!r}); making a new one")
         try:
             await self._establish()
             self._reception.counters.reconnects += 1
@@ -126,6 +129,7 @@ class NatsConnection:
 
     def _on_connected(self) -> None:
         self._attempts = 0
+        self._errors.clear()
         self._ready.set()
 
     def _next_wait_s(self) -> float:
@@ -141,8 +145,15 @@ class NatsConnection:
                 ("dropped", error.subject), f"slow consumer: the queue of {error.subject} is full"
             )
             return
-        self._last_error = error
-        self._reception.log.report(("nats", type(error)), f"NATS: {type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        self._errors.pop(text, None)
+        self._errors[text] = None
+        if len(self._errors) > ERRORS_TOLD_MAX:
+            del self._errors[next(iter(self._errors))]
+        self._reception.log.report(("nats", type(error)), f"NATS: {text}")
+
+    def _errors_text(self) -> str:
+        return "last errors: " + ("; ".join(self._errors) or "none")
 
     async def _on_reconnected(self) -> None:
         self._reception.counters.reconnects += 1

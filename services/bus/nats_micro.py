@@ -57,9 +57,7 @@ class MicroService(Service):
 
     def _complete_stats(self, stats: MicroStats) -> dict[str, int]:
         # The library saw only how long it took to start the handler.
-        endpoint = self._handlers.get(stats.subject)
-        if endpoint is None:
-            return {}
+        endpoint = self._handlers[stats.subject]
         own = endpoint.stats
         stats.num_errors = own.errors
         stats.last_error = own.last_error

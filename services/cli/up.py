@@ -142,7 +142,7 @@ class Up:
 
     def _announce(self, plan: MeshPlan) -> None:
         message = {"role": "user", "content": "What is the capital of France?"}
-        body = json.dumps({"model": self._model.name, "messages": [message]})
+        body = json.dumps({"model": self._model.name, "messages": [message], "temperature": 0})
         print(f"ready {plan.url}")
         print(f"  model {self._model.name}, {plan.workers} x {self._settings.engine}; Ctrl-C ends it. Try:")
         print(f"  curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)

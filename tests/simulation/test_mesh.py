@@ -1,99 +1,39 @@
-"""One fault at a time, on the simulated mesh: what each service does about it, and how soon."""
+"""The simulated mesh at work: spreading, streams, cancels, refusals."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.backends.sim.parameters import SimParameters
-from meshift.schemas.errors import ContextTooLong, InvalidRequest, MessageTooLarge, NotFound, Overloaded, Unavailable
+from meshift.schemas.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    MessageTooLarge,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from meshift.schemas.instances import InstanceState
 from meshift.schemas.requests import Sampling
-from meshift.services.frontend.api import Chunk, GenerateRequest
-from meshift.services.frontend.core import FrontendCore, FrontendOptions
-from meshift.services.simulation import virtual_time
+from meshift.services.frontend.api import GenerateRequest
 from meshift.services.simulation.chaos_run import check_quiet
-from meshift.services.simulation.clients import make_request
-from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
-from meshift.services.simulation.workload import Arrival
+from meshift.services.simulation.mesh import SimulatedMesh
 from meshift.services.worker.core import WorkerCore, WorkerOptions
-
-Scenario = Callable[[SimulatedMesh], Awaitable[None]]
-SETTLE_S = 30.0
-
-
-def play(scenario: Scenario, **options: Any) -> None:
-    async def run() -> None:
-        mesh = SimulatedMesh(MeshOptions(**({"instances": 2} | options)))
-        try:
-            await mesh.start()
-            await scenario(mesh)
-        finally:
-            await mesh.stop()
-
-    virtual_time.run(run())
-
-
-def request(name: str = "r", inputs: int = 50, outputs: int = 100) -> GenerateRequest:
-    return make_request(Arrival(name, 0.0, inputs, outputs), DEFAULT_MODEL.name, random.Random(name))
-
-
-async def read(frontend: FrontendCore, ask: GenerateRequest) -> list[Chunk]:
-    return [chunk async for chunk in await frontend.generate(ask)]
-
-
-def tokens_of(chunks: list[Chunk]) -> list[int]:
-    starts = [chunk.start for chunk in chunks]
-    ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
-    assert starts == [0, *ends[:-1]], "a gap or a repetition"
-    assert chunks[-1].finish is not None
-    return [token for chunk in chunks for token in chunk.tokens]
-
-
-def undisturbed(ask: GenerateRequest) -> list[int]:
-    result: list[int] = []
-
-    async def scenario(mesh: SimulatedMesh) -> None:
-        result.extend(tokens_of(await read(mesh.frontends["frontend-0"], ask)))
-
-    play(scenario)
-    return result
-
-
-@dataclass
-class Pending:
-    """Streams that are being read."""
-
-    asks: list[GenerateRequest]
-    tasks: "list[asyncio.Task[list[Chunk]]]"
-
-    async def all_exact(self) -> None:
-        for ask, task in zip(self.asks, self.tasks, strict=True):
-            assert tokens_of(await task) == undisturbed_cache(ask), ask.request_id
-
-
-_references: dict[str, list[int]] = {}
-
-
-def undisturbed_cache(ask: GenerateRequest) -> list[int]:
-    return _references[ask.request_id]
-
-
-def streams(mesh: SimulatedMesh, asks: list[GenerateRequest]) -> Pending:
-    frontend = mesh.frontends["frontend-0"]
-    return Pending(asks, [asyncio.get_running_loop().create_task(read(frontend, ask)) for ask in asks])
-
-
-def eight() -> list[GenerateRequest]:
-    asks = [request(f"r{index}") for index in range(8)]
-    for ask in asks:
-        if ask.request_id not in _references:
-            _references[ask.request_id] = undisturbed(ask)
-    return asks
+from tests.support.mesh_kit import (
+    SETTLE_S,
+    eight,
+    expected,
+    outsider,
+    play,
+    references,
+    request,
+    streams,
+    submission,
+    tell,
+    tokens_of,
+    undisturbed,
+)
 
 
 def test_requests_spread_over_the_instances() -> None:
@@ -110,48 +50,6 @@ def test_requests_spread_over_the_instances() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("how", ["kill", "crash", "hang", "drain"])
-def test_a_lost_instance_loses_no_stream(how: str) -> None:
-    asks = eight()
-
-    async def scenario(mesh: SimulatedMesh) -> None:
-        pending = streams(mesh, asks)
-        await asyncio.sleep(1.0)
-        node = mesh.workers["worker-0"]
-        if how == "kill":
-            await mesh.kill_worker("worker-0")
-        elif how == "crash":
-            node.engine.crash("test")
-        elif how == "hang":
-            node.engine.hang()
-        else:
-            node.core.drain(0.5)
-        await pending.all_exact()
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
-        assert mesh.workers["worker-0"].core.owner.incarnation > node.core.owner.incarnation
-
-    play(scenario, worker=WorkerOptions(engine_stall_s=3.0))
-
-
-def test_a_killed_worker_is_noticed_within_a_second() -> None:
-    asks = eight()
-
-    async def scenario(mesh: SimulatedMesh) -> None:
-        handle = await mesh.frontends["frontend-0"].generate(asks[0])
-        await asyncio.sleep(1.0)
-        owner = handle.stream.owner
-        assert owner is not None
-        await mesh.kill_worker(owner.instance_id)
-        killed_s = asyncio.get_running_loop().time()
-        while handle.stream.attempt == 1:
-            await asyncio.sleep(0.01)
-        assert asyncio.get_running_loop().time() - killed_s < 1.0
-        assert tokens_of([chunk async for chunk in handle]) == undisturbed_cache(asks[0])
-
-    play(scenario)
-
-
 def test_a_drain_with_time_enough_resumes_nothing() -> None:
     asks = eight()
 
@@ -163,7 +61,7 @@ def test_a_drain_with_time_enough_resumes_nothing() -> None:
         with pytest.raises(Unavailable):
             await refused_submission(mesh, core)
         for ask, handle in zip(asks, handles, strict=True):
-            assert tokens_of([chunk async for chunk in handle]) == undisturbed_cache(ask)
+            assert tokens_of([chunk async for chunk in handle]) == expected(ask)
             assert handle.stream.attempt == 1
         assert await core.ended is InstanceState.STOPPED
 
@@ -177,28 +75,6 @@ def test_a_drain_with_time_enough_resumes_nothing() -> None:
     play(scenario, restart_delay_s=100.0)
 
 
-def test_without_a_scheduler_requests_go_on() -> None:
-    asks = eight()
-
-    async def scenario(mesh: SimulatedMesh) -> None:
-        frontend = mesh.frontends["frontend-0"]
-        running = streams(mesh, asks[:4])
-        await asyncio.sleep(0.5)
-        assert frontend.scheduler_alive()
-        await mesh.kill_scheduler()
-        more = streams(mesh, asks[4:])
-        await asyncio.sleep(0.5)
-        assert not frontend.scheduler_alive()
-        assert all(node.engine.load().running == 4 for node in mesh.workers.values()), "round-robin"
-        await mesh.start_scheduler()
-        await asyncio.sleep(0.6)
-        assert frontend.scheduler_alive()
-        await running.all_exact()
-        await more.all_exact()
-
-    play(scenario)
-
-
 def test_lost_token_messages_are_asked_for() -> None:
     asks = eight()
 
@@ -206,7 +82,7 @@ def test_lost_token_messages_are_asked_for() -> None:
         mesh.faults.set(drop=0.3, link=lambda sender, receiver, subject: ".tokens" in subject)
         handles = [await mesh.frontends["frontend-0"].generate(ask) for ask in asks]
         for ask, handle in zip(asks, handles, strict=True):
-            assert tokens_of([chunk async for chunk in handle]) == undisturbed_cache(ask)
+            assert tokens_of([chunk async for chunk in handle]) == expected(ask)
             assert handle.stream.attempt == 1, "what the owner still has need not be generated again"
         mesh.faults.set()
         await asyncio.sleep(SETTLE_S)
@@ -257,62 +133,6 @@ def test_a_lost_cancel_is_sent_again() -> None:
     play(scenario)
 
 
-def test_a_dead_frontends_requests_end_with_its_lease() -> None:
-    async def scenario(mesh: SimulatedMesh) -> None:
-        for index in range(4):
-            await mesh.frontends["frontend-0"].generate(request(f"r{index}", outputs=3000))
-        await asyncio.sleep(1.0)
-        await mesh.kill_frontend("frontend-0")
-        await asyncio.sleep(FrontendOptions().lease_ttl_s + 0.5)
-        for node in mesh.workers.values():
-            assert node.engine.load().used == 0
-            assert node.core.open_requests() == 0
-
-    play(scenario)
-
-
-def test_a_restarted_frontend_ends_its_predecessors_requests_sooner() -> None:
-    async def scenario(mesh: SimulatedMesh) -> None:
-        for index in range(4):
-            await mesh.frontends["frontend-0"].generate(request(f"r{index}", outputs=3000))
-        await asyncio.sleep(1.0)
-        await mesh.kill_frontend("frontend-0")
-        await mesh.start_frontend("frontend-0")
-        await asyncio.sleep(0.5)
-        assert all(node.engine.load().used == 0 for node in mesh.workers.values())
-
-    play(scenario)
-
-
-def test_an_owner_that_was_cut_off_stops_when_it_is_heard_again() -> None:
-    asks = eight()
-
-    async def scenario(mesh: SimulatedMesh) -> None:
-        frontend = mesh.frontends["frontend-0"]
-        handles = [await frontend.generate(ask) for ask in asks]
-        await asyncio.sleep(0.5)
-        cut = mesh.faults.partition(["worker-0"], ["frontend-0", "scheduler"])
-        for ask, handle in zip(asks, handles, strict=True):
-            assert tokens_of([chunk async for chunk in handle]) == undisturbed_cache(ask)
-        resumed = [handle for handle in handles if handle.stream.attempt > 1]
-        assert len(resumed) == 4
-        assert all(handle.stream.owner == mesh.workers["worker-1"].core.owner for handle in resumed)
-        mesh.faults.heal(cut)
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
-
-    play(scenario)
-
-
-def test_of_two_incarnations_the_newest_wins() -> None:
-    async def scenario(mesh: SimulatedMesh) -> None:
-        old = mesh.workers["worker-0"]
-        await mesh.start_worker("worker-0", bus_name="worker-0-twin")
-        assert await asyncio.wait_for(old.core.ended, 1.0) is InstanceState.STOPPED
-
-    play(scenario, restart_delay_s=1000.0)
-
-
 def test_what_cannot_be_served_says_why() -> None:
     async def scenario(mesh: SimulatedMesh) -> None:
         frontend = mesh.frontends["frontend-0"]
@@ -359,52 +179,24 @@ def test_a_full_mesh_says_that_it_is_full() -> None:
     play(scenario, worker=WorkerOptions(requests_max=2))
 
 
-def test_a_stream_waits_for_an_instance_to_come_back() -> None:
-    asks = eight()
-
-    async def scenario(mesh: SimulatedMesh) -> None:
-        pending = streams(mesh, asks)
-        await asyncio.sleep(1.0)
-        for name in mesh.worker_names:
-            await mesh.kill_worker(name)
-        await pending.all_exact()
-
-    play(scenario, restart_delay_s=20.0)
-
-
-def test_a_stream_that_nobody_takes_fails_by_its_deadline() -> None:
-    async def scenario(mesh: SimulatedMesh) -> None:
-        handle = await mesh.frontends["frontend-0"].generate(request())
-        await asyncio.sleep(0.5)
-        for name in mesh.worker_names:
-            await mesh.kill_worker(name)
-        with pytest.raises(Unavailable):
-            async for _ in handle:
-                pass
-        assert mesh.frontends["frontend-0"].open_streams() == 0
-
-    play(scenario, restart_delay_s=1000.0, frontend=FrontendOptions(resume_deadline_s=5.0))
-
-
 def test_a_preempted_request_is_exact() -> None:
     async def scenario(mesh: SimulatedMesh) -> None:
         await streams(mesh, asks).all_exact()
 
     asks = [request(f"p{index}", inputs=80, outputs=120) for index in range(8)]
     for ask in asks:
-        _references[ask.request_id] = undisturbed(ask)
+        references[ask.request_id] = undisturbed(ask)
     play(scenario, instances=1, parameters=SimParameters(capacity=800))
 
 
-def test_a_restarted_instance_is_someone_else() -> None:
+def test_a_repeated_submission_runs_once() -> None:
     async def scenario(mesh: SimulatedMesh) -> None:
-        frontend = mesh.frontends["frontend-0"]
-        old = mesh.workers["worker-0"].core.owner
-        await mesh.kill_worker("worker-0")
-        await asyncio.sleep(3.0)
-        new = mesh.workers["worker-0"].core.owner
-        assert new > old
-        assert new in [report.owner for report in frontend.instances()]
-        assert old not in [report.owner for report in frontend.instances()]
+        core = mesh.workers["worker-0"].core
+        bus = await outsider(mesh)
+        for _ in range(3):
+            await tell(bus, submission(owner=core.owner))
+        assert core.open_requests() == 1
+        load = mesh.workers["worker-0"].engine.load()
+        assert load.running + load.waiting == 1
 
-    play(scenario, restart_delay_s=0.5)
+    play(scenario)

@@ -112,7 +112,7 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
             os.kill(pid, 0)
             parent.kill()
             await parent.wait()
-            while _runs(pid):  # noqa: ASYNC110 (a process that isn't our child sends no event)
+            while _runs(pid):
                 await asyncio.sleep(0.01)
     finally:
         if parent.returncode is None:
@@ -168,12 +168,20 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     binary = script(tmp_path / "slow", f"echo $$ > {tmp_path}/pid; exec sleep 60")
     starting = asyncio.ensure_future(NatsServer(tmp_path, binary=binary).start())
     async with asyncio.timeout(DEADLINE_S):
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():  # noqa: ASYNC110
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not _runs(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_ports_file_that_is_still_written_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "ports" / "x_$$.ports"
+    text = f"printf '{{\"nats\":' > {file}; sleep 0.05; printf '[\"nats://127.0.0.1:4\"]}}' >> {file}; exec sleep 60"
+    server = NatsServer(tmp_path, binary=script(tmp_path / "slow", text))
+    assert await server.start() == "nats://127.0.0.1:4"
+    await server.stop()
 
 
 async def test_one_that_doesn_t_want_to_stop_is_killed(tmp_path: Path) -> None:

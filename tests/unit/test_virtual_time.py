@@ -197,7 +197,7 @@ def test_a_loop_that_was_asked_to_stop_stops() -> None:
 def test_turning_on_the_spot_is_a_livelock() -> None:
     async def main() -> None:
         await asyncio.sleep(1)
-        while True:  # noqa: ASYNC110 (this is what it must catch)
+        while True:
             await asyncio.sleep(0)
 
     with pytest.raises(Livelock, match=r"at 1\.0 s"):

@@ -39,5 +39,6 @@ def complete_sampling_info(info: Any, cls: type, batch: Any, vocabulary_size: in
     from meshift.backends.sglang.plugin import penalties, sampling
 
     sampling.set_seeds(info, batch)
+    penalties.fix_order(info)
     penalties.replay_output(info, batch)
     return info

@@ -1,7 +1,7 @@
-"""Penalties and min_new_tokens that know of earlier output.
+"""Penalties and min_new_tokens that know of earlier output, and are the same in every process.
 
 SGLang's penalizers count what a request gives while it decodes. A request that is prefilled again (retracted by
-SGLang, or resumed here after another instance) would start from nothing; these functions count its output in.
+SGLang, or resumed here after another instance) would start from nothing; `replay_output` counts its output in.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,17 @@ def counted_tokens(prompt: Sequence[int], output: Sequence[int], overlap: bool) 
     if not overlap or not output:
         return list(output)
     return [prompt[-1], *output[:-1]]
+
+
+def fix_order(info: Any) -> None:
+    """Add first, then scale, as the overlap scheduler does. SGLang applies its penalizers in the order of a set of
+    classes, which differs from process to process; adding and scaling don't commute."""
+    orchestrator = info.penalizer_orchestrator
+    if orchestrator is not None:
+        by_kind = sorted(
+            orchestrator.penalizers.items(), key=lambda item: (item[1].is_multiplicative, item[0].__name__)
+        )
+        orchestrator.penalizers = dict(by_kind)
 
 
 def replay_output(info: Any, batch: Any) -> None:

@@ -82,3 +82,23 @@ def smollm2_text(smollm2: Path) -> Callable[[Sequence[int]], str]:
 
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     return lambda tokens: str(tokenizer.decode(list(tokens)))
+
+
+def descendants(pids: Sequence[int]) -> list[int]:
+    """The processes and what they have started."""
+    import psutil  # type: ignore[import-untyped]
+
+    found = [psutil.Process(pid) for pid in pids]
+    return [process.pid for parent in found for process in (parent, *parent.children(recursive=True))]
+
+
+def left_alive(pids: Sequence[int]) -> list[int]:
+    """Those that still run (a zombie doesn't)."""
+    import psutil  # type: ignore[import-untyped]
+
+    alive = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                alive.append(pid)
+    return alive

@@ -73,3 +73,26 @@ SEEDED: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 50, "top_p": 0.8, "min_p": 0.02, "seed": 3},
 ]
 """Sampling fields of each way through the sampler."""
+
+KINDS = [{}, *PENALTIES, *SEEDED]
+
+
+async def compare(rig: Rig, other: Rig) -> None:
+    """Two engines give the same: each way to sample, several requests together, and cut in the middle."""
+    prompts = [rig.prompt(size) for size in (3, 40, 17, 600, 5, 25, 80, 30, 12)]
+    ours, theirs = [
+        await results(engine, *(submit(engine, prompt, **kind) for prompt, kind in zip(prompts, KINDS, strict=True)))
+        for engine in (rig, other)
+    ]
+    for kind, mine, its in zip(KINDS, ours, theirs, strict=True):
+        assert mine.tokens == its.tokens, kind
+    cut = TOKENS // 3
+    rests = await results(
+        other,
+        *(
+            submit(other, prompt, result.tokens[:cut], **kind)
+            for prompt, result, kind in zip(prompts, ours, KINDS, strict=True)
+        ),
+    )
+    for kind, mine, rest in zip(KINDS, ours, rests, strict=True):
+        assert mine.tokens[cut:] == rest.tokens, f"cut: {kind}"

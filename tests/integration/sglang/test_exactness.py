@@ -122,9 +122,15 @@ async def test_preempted_requests_lose_nothing_but_time(base: Rig) -> None:
     wrong = watch_conservation(base)
     prompts = [base.prompt(120) for _ in range(8)]
     kinds = [{}, PENALTIES[3], SEEDED[1], PENALTIES[0]]
-    fields = [kinds[index % len(kinds)] | {"max_new_tokens": 80} for index in range(8)]
+    # SGLang reserves room for all of the output of requests that ignore the end of text.
+    common = {"max_new_tokens": 80, "ignore_eos": False}
+    fields = [kinds[index % len(kinds)] | common for index in range(8)]
     alone = [await generate(base, prompt, **kind) for prompt, kind in zip(prompts, fields, strict=True)]
-    streams = [submit(base, prompt, **kind) for prompt, kind in zip(prompts, fields, strict=True)]
+    streams = []
+    for prompt, kind in zip(prompts, fields, strict=True):
+        # One after the other: what arrives together is admitted with all its output to come.
+        streams.append(submit(base, prompt, **kind))
+        await base.produced(streams[-1], 1)
     together = await results(base, *streams)
     assert [result.tokens for result in together] == [result.tokens for result in alone]
     preempted = [result.finish for result in together if result.finish.preemptions]

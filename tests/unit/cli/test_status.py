@@ -36,7 +36,7 @@ class Worker:
         self.bus = MemoryBus(network, f"bus of {report.owner}")
         self.report = report
         self.drained: list[float] = []
-        self.periodic = Periodic(REPORT_INTERVAL_S, lambda: self.bus.publish(subjects.LOAD, self.report))
+        self.periodic = Periodic(REPORT_INTERVAL_S, lambda: self.bus.publish(subjects.worker_load(name), self.report))
         if answers:
             self.bus.serve("status", subjects.worker_status(name), StatusRequest, self._status)
             self.bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._drain)

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 async def wait(generator: random.Random, other: Random, time: float) -> float:
     now_s = asyncio.get_running_loop().time()
+    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
     await asyncio.wait_for(asyncio.sleep(generator.random()), time)
     return now_s + other.random() + timedelta(seconds=1).total_seconds()
 """
@@ -40,18 +41,19 @@ def test_clean_code_has_no_finding() -> None:
         ("from asyncio import to_thread", "asyncio.to_thread"),
         ("import asyncio as aio; aio.TaskGroup()", "asyncio.TaskGroup"),
         ("from asyncio import TaskGroup", "asyncio.TaskGroup"),
-        ("import asyncio; asyncio.wait([])", "asyncio.wait"),
+        ("import asyncio\nasync def f(): done, _ = await asyncio.wait([])", "asyncio.wait"),
+        ("from asyncio import wait", "asyncio.wait"),
         ("import asyncio; asyncio.all_tasks()", "asyncio.all_tasks"),
         ("import asyncio; asyncio.Task.all_tasks()", "all_tasks"),
         ("loop.run_in_executor(None, print)", "run_in_executor"),
-        ("import threading", "threading"),
+        ("import threading; threading.Thread(target=print)", "threading.Thread"),
         ("import concurrent.futures", "concurrent"),
     ],
 )
 def test_findings(line: str, named: str) -> None:
     findings = lint_services("\n" + line + "\n", "services/x.py")
     assert len(findings) == 1
-    assert findings[0].line == 2
+    assert findings[0].line == 2 + line.count("\n")
     assert named in findings[0].text
 
 

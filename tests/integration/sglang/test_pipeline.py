@@ -1,0 +1,78 @@
+"""Two pipeline stages: the same tokens as one, equal decisions on both, and the death of one of them."""
+
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from meshift.backends.sglang import SglangEngine
+from meshift.schemas.errors import Unavailable
+from tests.contract.engine_kit import Rig
+from tests.contract.engine_suite import EngineGenerationSuite
+from tests.integration.sglang.conftest import descendants, left_alive, running
+from tests.integration.sglang.generation import compare
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
+
+NOTICE_S_MAX = 0.2
+"""Until the listener knows of a dead rank."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def staged_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    log_dir = tmp_path_factory.mktemp("pipeline")
+    async with running(random_llama, log_dir, pipeline_stages=2, layer_partition=(5, 3)) as rig:
+        yield rig
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def staged(staged_engine: Rig) -> AsyncIterator[Rig]:
+    """The two stages, left idle and whole by each test."""
+    yield staged_engine
+    await staged_engine.settle()
+
+
+class TestGeneration(EngineGenerationSuite):
+    @pytest.fixture
+    def rig(self, staged: Rig) -> Rig:
+        return staged
+
+
+async def test_two_stages_give_what_one_gives(base: Rig, staged: Rig) -> None:
+    assert (staged.info.pipeline_stages, len(staged.info.rank_pids)) == (2, 2)
+    await compare(base, staged)
+
+
+async def test_stages_agree_while_they_work(staged: Rig) -> None:
+    streams = [staged.submit(staged.request(max_new_tokens=60)) for _ in range(staged.concurrency)]
+    await staged.produced(streams[0], 5)
+    for _ in range(5):
+        await staged.engine.check_integrity()
+    await staged.finished(*streams)
+
+
+async def test_death_of_a_stage(staged_engine: Rig) -> None:
+    """Last: the engine doesn't live on."""
+    rig = staged_engine
+    assert isinstance(rig.engine, SglangEngine)
+    streams = [rig.submit(rig.request(max_new_tokens=rig.long_tokens)) for _ in range(3)]
+    await rig.produced(streams[0], 3)
+    processes = descendants(rig.info.rank_pids)
+    os.kill(rig.info.rank_pids[1], signal.SIGKILL)
+    await rig.listener.until(lambda: bool(rig.listener.failures), NOTICE_S_MAX, "on_failure")
+    (failure,) = rig.listener.failures
+    assert re.search(r"rank 1 .* was killed by SIGKILL", failure.reason)
+    assert "Prefill batch" in failure.reason, "no last words of the log"
+    calls = rig.listener.calls
+    with pytest.raises(Unavailable):
+        rig.engine.submit(rig.request())
+    rig.engine.cancel(next(iter(rig.listener.streams)))
+    assert rig.engine.load().capacity == rig.info.capacity
+    await rig.engine.stop(rig.timeout_s)
+    assert left_alive(processes) == []
+    assert rig.listener.calls == calls
+    assert rig.listener.problems == []

@@ -1,0 +1,68 @@
+"""A stock SGLang in the same environment stays stock: our entry points act only when our variables say so."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(200)]
+
+PROBE = """
+import json, sys, importlib.metadata as metadata
+groups = ("sglang.srt.platforms", "sglang.srt.plugins")
+names = [point.name for group in groups for point in metadata.entry_points(group=group)]
+from meshift.backends.sglang.plugin import activate
+light = not any(name in sys.modules for name in ("torch", "sglang", "zmq"))
+import sglang.srt.managers.scheduler as scheduler
+stock = scheduler.Scheduler
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+load_plugins()
+from sglang.srt.platforms import current_platform
+print(json.dumps({
+    "names": names,
+    "light": light,
+    "scheduler_is_stock": scheduler.Scheduler is stock,
+    "hooks": sorted(HookRegistry._patched),
+    "platform": type(current_platform).__name__,
+}))
+"""
+OURS = ("MESHIFT_ENGINE", "MESHIFT_CPU_PLATFORM", "SGLANG_PLATFORM", "SGLANG_PLUGINS")
+
+
+def probe(**variables: str) -> dict[str, Any]:
+    """What an SGLang process becomes under these variables."""
+    environment = {name: value for name, value in os.environ.items() if name not in OURS} | variables
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROBE], env=environment, capture_output=True, text=True, timeout=150, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert {"meshift_cpu", "meshift"} <= set(found["names"]), "entry points are missing: install the package"
+    return found
+
+
+def test_without_our_variables_all_is_stock() -> None:
+    found = probe()
+    assert found["light"], "importing activate must cost nothing"
+    assert found["scheduler_is_stock"]
+    assert found["hooks"] == []
+    assert found["platform"] != "PortableCpuPlatform"
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="our platform yields to CUDA")
+def test_the_platform_alone_leaves_the_scheduler_stock() -> None:
+    found = probe(MESHIFT_CPU_PLATFORM="1")
+    assert found["platform"] == "PortableCpuPlatform"
+    assert found["scheduler_is_stock"]
+    assert all(name.startswith("sglang.srt.distributed.bootstrap.") for name in found["hooks"])
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="our platform yields to CUDA")
+def test_a_rank_is_ours() -> None:
+    found = probe(MESHIFT_ENGINE="1", SGLANG_PLATFORM="meshift_cpu")
+    assert found["platform"] == "PortableCpuPlatform"
+    assert not found["scheduler_is_stock"]
+    assert "sglang.srt.managers.scheduler.Scheduler" in found["hooks"]
