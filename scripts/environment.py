@@ -113,6 +113,7 @@ def set_up(checkout: Checkout, *, with_model: bool) -> None:
     with locked(checkout.lock, "this checkout"):
         if is_current(checkout):
             os.utime(checkout.packages / COMPLETE_NAME)
+            say("environment: up to date")
         else:
             build_packages(checkout)
             build_venv(checkout)
@@ -220,6 +221,7 @@ def prune(checkout: Checkout) -> None:
         say(f"packages: removing the older environment {marker.parent}")
         marker.unlink()
         shutil.rmtree(marker.parent, ignore_errors=True)
+        marker.parent.with_suffix(".log").unlink(missing_ok=True)
 
 
 # ---- the checkout's own environment ----

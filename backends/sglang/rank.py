@@ -5,6 +5,7 @@ Everything of SGLang, imports included, happens here, so that the worker's proce
 
 import ctypes
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,9 @@ from meshift.backends.sglang.rank_spec import RankSpec
 _PR_SET_PDEATHSIG = 1
 EXIT_FAILED = 1
 EXIT_ORPHANED = 3
+
+_BATCH_LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
+"""Writes a line for every prefill; that is what our metrics are for."""
 
 _UNUSED_ADDRESS = "inproc://meshift-unused"
 """For those of SGLang's sockets at whose other end nobody is."""
@@ -71,6 +75,7 @@ def _serve(spec: RankSpec, outbox: Outbox) -> None:
 
     from meshift.backends.sglang.plugin import hooks
 
+    logging.getLogger(_BATCH_LOGGER).setLevel(logging.WARNING)
     load_plugins()
     hooks.check_applied()
     hook_custom_types(*wire.COMMANDS)

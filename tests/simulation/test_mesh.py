@@ -91,6 +91,22 @@ def test_lost_token_messages_are_asked_for() -> None:
     play(scenario)
 
 
+def test_a_lost_answer_to_a_submission_needs_no_other_owner() -> None:
+    asks = eight()
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        def answers(sender: str, _receiver: str, subject: str) -> bool:
+            return sender.startswith("worker") and subject.endswith(".submit")
+
+        mesh.faults.set(drop=1.0, link=answers)
+        handles = await asyncio.gather(*(mesh.frontends["frontend-0"].generate(ask) for ask in asks))
+        for ask, handle in zip(asks, handles, strict=True):
+            assert tokens_of([chunk async for chunk in handle]) == expected(ask)
+            assert handle.stream.attempt == 1, "its tokens say that the owner has it"
+
+    play(scenario)
+
+
 def test_lost_acknowledgements_are_asked_for() -> None:
     asks = eight()
 

@@ -65,7 +65,13 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         by_memory = self.max_total_num_tokens - 2 * self.page_size - REQUEST_SLACK_TOKENS
         return int(min(by_context, by_memory))
 
+    def _check_supported(self) -> None:
+        """Our accounting, and the moves to come, are written for one plain KV pool of a model that generates."""
+        if not self.is_generation or self.is_hybrid_swa or self.is_hybrid_ssm:
+            raise NotImplementedError("meshift serves generating models with one plain KV cache only")
+
     def get_init_info(self) -> dict[str, Any]:
+        self._check_supported()
         ours = {
             "capacity": self.max_total_num_tokens,
             "page_size": self.page_size,

@@ -3,6 +3,7 @@
 One instance of one rank lives for the whole session (`base`), and each module may have one more of two ranks.
 """
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from meshift.backends.sglang import SglangEngine, SglangSettings, make_random_llama, prepare_smollm2
+from meshift.backends.sglang.engine import SglangEngine
+from meshift.backends.sglang.models import make_random_llama, prepare_smollm2
+from meshift.backends.sglang.settings import SglangSettings
 from tests.contract.engine_kit import CollectingListener, Rig
 
 SEED = 11
 STOP_DEADLINE_S = 10.0
 REQUEST_TIMEOUT_S = 90.0
+END_S_MAX = 2.0
 CAPACITY_TOKENS = 1200
 """Small enough that many requests at once queue and preempt each other."""
 
@@ -86,19 +90,26 @@ def smollm2_text(smollm2: Path) -> Callable[[Sequence[int]], str]:
 
 def descendants(pids: Sequence[int]) -> list[int]:
     """The processes and what they have started."""
-    import psutil  # type: ignore[import-untyped]
+    found = list(pids)
+    for pid in found:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [int(word) for word in children.read_text().split()]
+    return found
 
-    found = [psutil.Process(pid) for pid in pids]
-    return [process.pid for parent in found for process in (parent, *parent.children(recursive=True))]
+
+async def ended(pids: Sequence[int]) -> None:
+    """Wait a little until none runs: what a killed rank had started is killed too, but nobody can wait for it."""
+    async with asyncio.timeout(END_S_MAX):
+        while left_alive(pids):
+            await asyncio.sleep(0.01)
 
 
 def left_alive(pids: Sequence[int]) -> list[int]:
     """Those that still run (a zombie doesn't)."""
-    import psutil  # type: ignore[import-untyped]
-
     alive = []
     for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX":
                 alive.append(pid)
     return alive

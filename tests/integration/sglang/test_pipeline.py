@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from meshift.backends.sglang import SglangEngine
+from meshift.backends.sglang.engine import SglangEngine
 from meshift.schemas.errors import Unavailable
 from tests.contract.engine_kit import Rig
 from tests.contract.engine_suite import EngineGenerationSuite
-from tests.integration.sglang.conftest import descendants, left_alive, running
+from tests.integration.sglang.conftest import descendants, ended, left_alive, running
 from tests.integration.sglang.generation import compare
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
@@ -66,13 +66,14 @@ async def test_death_of_a_stage(staged_engine: Rig) -> None:
     await rig.listener.until(lambda: bool(rig.listener.failures), NOTICE_S_MAX, "on_failure")
     (failure,) = rig.listener.failures
     assert re.search(r"rank 1 .* was killed by SIGKILL", failure.reason)
-    assert "Prefill batch" in failure.reason, "no last words of the log"
+    assert "max_total_num_tokens=1200" in failure.reason, "no last words of the log"
     calls = rig.listener.calls
     with pytest.raises(Unavailable):
         rig.engine.submit(rig.request())
     rig.engine.cancel(next(iter(rig.listener.streams)))
     assert rig.engine.load().capacity == rig.info.capacity
     await rig.engine.stop(rig.timeout_s)
-    assert left_alive(processes) == []
+    assert left_alive(rig.info.rank_pids) == []
+    await ended(processes)
     assert rig.listener.calls == calls
     assert rig.listener.problems == []

@@ -17,7 +17,6 @@ names = [point.name for group in groups for point in metadata.entry_points(group
 from meshift.backends.sglang.plugin import activate
 light = not any(name in sys.modules for name in ("torch", "sglang", "zmq"))
 import sglang.srt.managers.scheduler as scheduler
-stock = scheduler.Scheduler
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 load_plugins()
@@ -25,11 +24,15 @@ from sglang.srt.platforms import current_platform
 print(json.dumps({
     "names": names,
     "light": light,
-    "scheduler_is_stock": scheduler.Scheduler is stock,
-    "hooks": sorted(HookRegistry._patched),
+    "scheduler": scheduler.Scheduler.__module__,
+    "hooks": [
+        target for target, hooks in HookRegistry._hooks.items()
+        if target in HookRegistry._patched and any(source.dist_name == "meshift" for *_, source in hooks)
+    ],
     "platform": type(current_platform).__name__,
 }))
 """
+STOCK = "sglang.srt.managers.scheduler"
 OURS = ("MESHIFT_ENGINE", "MESHIFT_CPU_PLATFORM", "SGLANG_PLATFORM", "SGLANG_PLUGINS")
 
 
@@ -47,7 +50,7 @@ def probe(**variables: str) -> dict[str, Any]:
 def test_without_our_variables_all_is_stock() -> None:
     found = probe()
     assert found["light"], "importing activate must cost nothing"
-    assert found["scheduler_is_stock"]
+    assert found["scheduler"] == STOCK
     assert found["hooks"] == []
     assert found["platform"] != "PortableCpuPlatform"
 
@@ -56,7 +59,8 @@ def test_without_our_variables_all_is_stock() -> None:
 def test_the_platform_alone_leaves_the_scheduler_stock() -> None:
     found = probe(MESHIFT_CPU_PLATFORM="1")
     assert found["platform"] == "PortableCpuPlatform"
-    assert found["scheduler_is_stock"]
+    assert found["scheduler"] == STOCK
+    assert len(found["hooks"]) == 2
     assert all(name.startswith("sglang.srt.distributed.bootstrap.") for name in found["hooks"])
 
 
@@ -64,5 +68,5 @@ def test_the_platform_alone_leaves_the_scheduler_stock() -> None:
 def test_a_rank_is_ours() -> None:
     found = probe(MESHIFT_ENGINE="1", SGLANG_PLATFORM="meshift_cpu")
     assert found["platform"] == "PortableCpuPlatform"
-    assert not found["scheduler_is_stock"]
+    assert found["scheduler"] == "meshift.backends.sglang.plugin.scheduler"
     assert "sglang.srt.managers.scheduler.Scheduler" in found["hooks"]

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from tests.contract.engine_kit import Rig
 from tests.contract.engine_suite import EngineStopSuite
-from tests.integration.sglang.conftest import descendants, left_alive, running
+from tests.integration.sglang.conftest import descendants, ended, left_alive, running
 from tests.integration.sglang.generation import compare
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
@@ -39,5 +39,6 @@ class TestStop(EngineStopSuite):
         processes = descendants(split_engine.info.rank_pids)
         before = remains()
         yield split_engine
-        assert left_alive(processes) == []
+        assert left_alive(split_engine.info.rank_pids) == []
+        await ended(processes)
         assert len(remains() - before) == 0

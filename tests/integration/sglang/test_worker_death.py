@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.sglang import worker_process
-from tests.integration.sglang.conftest import descendants, left_alive
+from tests.integration.sglang.conftest import descendants, ended, left_alive
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
-
-DEATH_S_MAX = 5.0
 
 
 async def test_ranks_die_with_a_killed_worker(random_llama: Path, tmp_path: Path) -> None:
@@ -30,6 +28,4 @@ async def test_ranks_die_with_a_killed_worker(random_llama: Path, tmp_path: Path
     finally:
         worker.kill()
         await worker.wait()
-    async with asyncio.timeout(DEATH_S_MAX):
-        while left_alive(processes):
-            await asyncio.sleep(0.02)
+    await ended(processes)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshift.backends.base import EngineFailure, EngineRequest, TokenEvent
-from meshift.backends.sglang import SglangEngine, SglangSettings
+from meshift.backends.sglang.engine import SglangEngine
+from meshift.backends.sglang.settings import SglangSettings
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import Sampling
 

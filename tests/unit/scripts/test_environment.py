@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -50,6 +51,48 @@ def test_another_lock_file_is_another_cached_environment(checkout: Checkout) -> 
     (checkout.root / LOCK_NAME).write_text("alpha==2\n")
     assert checkout.packages != before
     assert checkout.packages.parent == before.parent
+
+
+def test_packages_are_installed_once_and_after_a_crash_anew(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[int] = []
+    monkeypatch.setattr(environment, "create_venv", lambda folder, with_pip: folder.mkdir())
+    monkeypatch.setattr(environment, "install_lock", lambda _, count: installed.append(count))
+    checkout.packages.mkdir(parents=True)
+    (checkout.packages / "left by a set-up that was killed").touch()
+    environment.build_packages(checkout)
+    environment.build_packages(checkout)
+    assert installed == [2]
+    assert [path.name for path in checkout.packages.iterdir()] == [COMPLETE_NAME]
+
+
+def test_a_failed_install_is_not_taken_for_a_finished_one(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(checkout: Checkout, count: int) -> None:
+        raise SetupError("no network")
+
+    monkeypatch.setattr(environment, "create_venv", lambda folder, with_pip: folder.mkdir())
+    monkeypatch.setattr(environment, "install_lock", fail)
+    with pytest.raises(SetupError):
+        environment.build_packages(checkout)
+    assert not (checkout.packages / COMPLETE_NAME).exists()
+
+
+def test_of_two_set_ups_the_second_waits_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with environment.locked(tmp_path / "lock", "this checkout"):
+            order.append("second")
+
+    with environment.locked(tmp_path / "lock", "this checkout"):
+        thread = Thread(target=second)
+        thread.start()
+        while "waiting for another set-up of this checkout" not in capsys.readouterr().out:
+            assert thread.is_alive()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
 
 
 def test_requirements_without_comments(checkout: Checkout) -> None:
