@@ -73,7 +73,8 @@ async def _run(settings: FailoverSettings, folder: Path) -> int:
         scheduler = await scheduler_round(mesh, rest, chats[0])
     result = summary(rounds, scheduler)
     print_table([(key, str(value)) for key, value in result.items()])
-    write_result(settings.json_path, result, {"rounds": [vars(item) for item in rounds], "scheduler": scheduler})
+    samples = [{"killed": KILLED, **vars(item)} for item in rounds]
+    write_result(settings.json_path, result, [*samples, {"killed": "scheduler", **scheduler}])
     return 0 if not (result["requests_lost"] or result["requests_altered"]) else 1
 
 

@@ -1,7 +1,6 @@
 """What all benchmarks do alike: options, a table, the JSON that was asked for, the raw samples beside it."""
 
 import json
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,14 @@ def print_table(rows: Sequence[tuple[str, str]]) -> None:
         print(f"{name.ljust(width)}  {value}")
 
 
-def write_result(path: Path | None, result: dict[str, Any], samples: dict[str, Any]) -> None:
-    """`FILE.json` gets the result, `FILE.samples.json` the samples and the machine."""
+def write_result(path: Path | None, result: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+    """`FILE` gets the result, `FILE.raw.jsonl` the samples, one a line, from which it can be computed again."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
-    path.with_suffix(".samples.json").write_text(json.dumps({"machine": machine, **samples}) + "\n")
+    raw = path.with_name(path.name + ".raw.jsonl")
+    raw.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

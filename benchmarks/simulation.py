@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         "digest": fast.digest(),
     }
     print_table([(key, str(value)) for key, value in result.items()])
-    write_result(settings.json_path, result, {"prefill_s": prefill_s(fast), "seed": settings.seed})
+    samples = [{"way": name, "cpu_s": cpu_s, "digest": run.digest()} for name, (run, cpu_s) in runs.items()]
+    write_result(settings.json_path, result, samples)
     print(f"prefill P50 {percentile(prefill_s(fast), 0.5):.3f} s, P99 {percentile(prefill_s(fast), 0.99):.3f} s")
     return 0 if len(digests) == 1 else 1
 

@@ -1,13 +1,13 @@
 """Messages about one request: submission, its tokens, its end."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from meshift.schemas.base import Message, PackedTokens, Part
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
-from meshift.schemas.limits import REQUEST_ID_CHARS_MAX, STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
+from meshift.schemas.limits import LOGPROBS_TOP_MAX, REQUEST_ID_CHARS_MAX, STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
 
 RequestId = Annotated[str, Field(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 
@@ -30,6 +30,18 @@ class Sampling(Part):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_TOP_MAX)
+    """Give each token's log-probability, and those of so many likeliest tokens beside it; None gives none."""
+    json_schema: str | None = None
+    """A JSON schema, as text, that the output obeys."""
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability (natural) of a token that was generated, and of the likeliest ones at its place."""
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+    """`(token id, log-probability)`, likeliest first."""
 
 
 class Priority(Part):

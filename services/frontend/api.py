@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshift.schemas.instances import LoadReport, ModelInfo
-from meshift.schemas.requests import Finish, Priority, Sampling
+from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Chunk:
     start: int
     tokens: Sequence[int]
     finish: Finish | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
+    """One a token, where the request asked for them."""
 
 
 class TokenStream(Protocol):
