@@ -62,6 +62,8 @@ class TokenEvent:
     """Index of the first of `tokens` in the request's whole output (those of earlier attempts included)."""
     tokens: Sequence[int]
     finish: Finish | None = None
+    queued_ns: int | None = None
+    """With the first tokens, where the engine knows it: from the submission to the start of the prefill."""
 
 
 @dataclass(frozen=True, slots=True)

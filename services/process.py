@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from meshift.services.bus.nats import NatsBus
 from meshift.services.bus.nats_settings import NatsSettings
 from meshift.tracing import propagation
+from meshift.tracing.setup import Tracing, configure
 
 ResultT = TypeVar("ResultT")
 
@@ -55,6 +56,11 @@ def connect_bus(settings: ServiceSettings, client_name: str) -> NatsBus:
     servers = tuple(url.strip() for url in settings.nats.split(","))
     nats = NatsSettings(servers=servers, client_name=client_name, connect_timeout_s=settings.connect_timeout_s)
     return NatsBus(nats, propagator=propagation)
+
+
+def start_tracing(service: str, instance_id: str) -> Tracing:
+    """From the environment; see `meshift.tracing.setup`. Not global: the service hands its tracers on."""
+    return configure(f"meshift-{service}", instance_id=instance_id, set_global=False)
 
 
 class StopSignal:

@@ -5,14 +5,21 @@ everything else is `meshift.*`. Units follow the conventions: seconds, bytes (`B
 
 One request gives one trace:
 
-    chat <model>                      frontend, server span: from the call to the last token
-    +-- meshift.dispatch              frontend asks the scheduler for an instance
-    +-- meshift.submit                frontend hands it to the worker
-    |   +-- meshift.generate          worker: from the submission to the finish or the move away
-    +-- meshift.move                  source worker; links the old and the new owner's span
-    |   +-- meshift.move.round        one round of the live copy
-    |   +-- meshift.move.cutover      the request is in no batch
-    +-- meshift.resume                frontend, after an owner was lost
+    POST /v1/chat/completions         frontend's HTTP shell; child of the client's span, if it sent a `traceparent`
+    +-- chat <model>                  frontend's core: from the call to the last token
+        +-- meshift.dispatch          frontend asks for an instance
+        |   +-- meshift.decide        scheduler: its decision
+        +-- meshift.submit            frontend hands it to the worker
+        |   +-- meshift.generate      worker: from the submission to the finish or the move away
+        |       +-- meshift.queue     engine: until its prefill begins, where the engine tells
+        |       +-- meshift.prefill   engine: until the first token
+        |       +-- meshift.decode    engine: from the first token to the finish
+        +-- meshift.ask               frontend asks the owner for tokens that it misses
+        +-- meshift.move              source worker; links the old and the new owner's span
+        |   +-- meshift.move.round    one round of the live copy
+        |   +-- meshift.move.cutover  the request is in no batch
+        +-- meshift.resume            frontend, after an owner was lost; links the lost submission
+            +-- meshift.dispatch, meshift.submit as above, with the next attempt
 """
 
 from typing import Final
@@ -20,8 +27,13 @@ from typing import Final
 # ---- spans ----
 
 DISPATCH: Final = "meshift.dispatch"
+DECIDE: Final = "meshift.decide"
 SUBMIT: Final = "meshift.submit"
 GENERATE: Final = "meshift.generate"
+QUEUE: Final = "meshift.queue"
+PREFILL: Final = "meshift.prefill"
+DECODE: Final = "meshift.decode"
+ASK: Final = "meshift.ask"
 RESUME: Final = "meshift.resume"
 
 MOVE: Final = "meshift.move"
@@ -50,6 +62,9 @@ def request_span(operation: str, model: str) -> str:
 
 # ---- attributes: the conventions' ----
 
+HTTP_METHOD: Final = "http.request.method"
+HTTP_ROUTE: Final = "http.route"
+HTTP_STATUS: Final = "http.response.status_code"
 ERROR_TYPE: Final = "error.type"
 OPERATION: Final = "gen_ai.operation.name"
 PROVIDER: Final = "gen_ai.provider.name"
@@ -80,6 +95,12 @@ HOP: Final = "meshift.request.hop"
 PRIORITY_SCHEDULING: Final = "meshift.request.priority.scheduling"
 PRIORITY_EXECUTION: Final = "meshift.request.priority.execution"
 PREEMPTIONS: Final = "meshift.request.preemptions"
+PREEMPTION_LOSS: Final = "meshift.request.preemption_loss"
+"""Seconds."""
+RESUMED_FROM: Final = "meshift.request.resumed_from"
+"""Tokens of output that earlier attempts gave."""
+REASON: Final = "meshift.reason"
+"""Why an owner was given up, in words."""
 
 OWNER: Final = "meshift.owner"
 """`instance#incarnation`."""
@@ -90,6 +111,10 @@ RANK: Final = "meshift.rank"
 LAYOUT_EPOCH: Final = "meshift.layout.epoch"
 
 DISPATCH_REASON: Final = "meshift.dispatch.reason"
+DISPATCH_CANDIDATES: Final = "meshift.dispatch.candidates"
+"""Instances that could take it."""
+DISPATCH_DEMAND: Final = "meshift.dispatch.demand"
+"""Tokens that its prefill needs."""
 DISPATCH_BYPASS: Final = "meshift.dispatch.bypass"
 """True if the frontend chose by itself, without a scheduler."""
 
@@ -112,35 +137,58 @@ EVENT_OWNER_LOST: Final = "meshift.owner_lost"
 # ---- metrics: the conventions' ----
 
 METRIC_REQUEST_DURATION: Final = "gen_ai.server.request.duration"
-"""Histogram, s."""
 METRIC_TIME_TO_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"
-"""Histogram, s; queueing included."""
 METRIC_TIME_PER_OUTPUT_TOKEN: Final = "gen_ai.server.time_per_output_token"
-"""Histogram, s, after the first token."""
-METRIC_TOKEN_USAGE: Final = "gen_ai.client.token.usage"
-"""Histogram, {token}, by `TOKEN_TYPE`."""
+# ---- metrics: ours. What each is and where it is exported: `meshift.tracing.metrics` ----
 
-# ---- metrics: ours ----
+METRIC_INTER_TOKEN: Final = "meshift.inter_token_latency"
+METRIC_OPEN_STREAMS: Final = "meshift.streams.open"
+METRIC_STREAMS_ENDED: Final = "meshift.streams.ended"
+METRIC_TOKENS: Final = "meshift.tokens"
+METRIC_RESUMES: Final = "meshift.resumes"
+METRIC_STALE_EVENTS: Final = "meshift.stale_events"
+METRIC_ASKS: Final = "meshift.asks"
+METRIC_PLACEMENTS: Final = "meshift.placements"
+METRIC_BYPASS: Final = "meshift.bypass"
+METRIC_HTTP_REQUESTS: Final = "meshift.http.requests"
+METRIC_HTTP_DURATION: Final = "meshift.http.request.duration"
 
+METRIC_KV_CAPACITY: Final = "meshift.kv.capacity"
 METRIC_KV_TOKENS: Final = "meshift.kv.tokens"
-"""Gauge, {token}, by instance and `KV_STATE`; the states add up to the capacity."""
 KV_STATE: Final = "meshift.kv.state"
 """`used`, `cached`, `free` or `reserved`."""
 METRIC_REQUESTS: Final = "meshift.requests"
-"""Gauge, {request}, by instance and `REQUEST_STATE`."""
 REQUEST_STATE: Final = "meshift.request.state"
 """`running` or `waiting`."""
 METRIC_FREENESS: Final = "meshift.freeness"
-"""Gauge, {step}, by instance."""
+METRIC_INSTANCE_STATE: Final = "meshift.instance.state"
+METRIC_INSTANCES: Final = "meshift.instances"
+
+METRIC_ENGINE_STEPS: Final = "meshift.engine.steps"
+METRIC_SUBMISSIONS: Final = "meshift.submissions"
+METRIC_REQUESTS_ENDED: Final = "meshift.requests.ended"
+METRIC_PREEMPTIONS: Final = "meshift.preemptions"
+METRIC_PREEMPTION_LOSS: Final = "meshift.preemption.loss"
+METRIC_UNACKNOWLEDGED: Final = "meshift.unacknowledged"
+METRIC_RESENT: Final = "meshift.resent"
+METRIC_LEASES_ENDED: Final = "meshift.leases.ended"
+METRIC_BATCHES_LOST: Final = "meshift.batches.lost"
+
 METRIC_MOVES: Final = "meshift.moves"
 """Counter, {move}, by `MOVE_OUTCOME`."""
 METRIC_MOVE_DOWNTIME: Final = "meshift.move.downtime"
 """Histogram, s: from the last step at the source to the first at the destination."""
 METRIC_TRANSFER_BYTES: Final = "meshift.transfer.io"
 """Counter, By."""
-METRIC_PREEMPTION_LOSS: Final = "meshift.preemption.loss"
-"""Counter, s."""
 METRIC_RECONFIGURE_STOP: Final = "meshift.reconfigure.stop"
 """Histogram, s: how long a commit holds the pipeline."""
+
+METRIC_DISPATCHES: Final = "meshift.dispatches"
+METRIC_DISPATCH_DURATION: Final = "meshift.dispatch.duration"
+
+METRIC_BUS_PUBLISHED: Final = "meshift.bus.published"
+METRIC_BUS_RECEIVED: Final = "meshift.bus.received"
 METRIC_BUS_DROPPED: Final = "meshift.bus.dropped"
-"""Counter, {message}: lost to a full queue."""
+METRIC_BUS_INVALID: Final = "meshift.bus.invalid"
+METRIC_BUS_HANDLER_ERRORS: Final = "meshift.bus.handler_errors"
+METRIC_BUS_RECONNECTS: Final = "meshift.bus.reconnects"

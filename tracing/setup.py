@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
+from meshift.tracing.spans import NO_TRACER
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -83,7 +85,7 @@ class Tracing:
 
     def tracer(self, name: str) -> trace.Tracer:
         """A tracer of this set-up; `name` is the module's. Without tracing, one that does nothing."""
-        return trace.NoOpTracer() if self._provider is None else self._provider.get_tracer(name)
+        return NO_TRACER if self._provider is None else self._provider.get_tracer(name)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
         """Send what is left and stop. False if that took longer than `timeout_s`: the rest is lost.

@@ -17,13 +17,14 @@ class Emission:
         """Tokens up to `generated` of its output exist."""
         if generated > request.emitted:
             tokens = request.generation.output(request.emitted, generated)
-            self._events.append(TokenEvent(request.key, request.emitted, tokens))
+            self._events.append(TokenEvent(request.key, request.emitted, tokens, None, request.queued_ns))
             request.emitted = generated
 
     def finish(self, request: SimRequest, cancelled: bool) -> None:
         """It ends, with the tokens that weren't delivered yet."""
         tokens = request.generation.output(request.emitted, request.generated)
-        self._events.append(TokenEvent(request.key, request.emitted, tokens, request.finish(cancelled)))
+        finish = request.finish(cancelled)
+        self._events.append(TokenEvent(request.key, request.emitted, tokens, finish, request.queued_ns))
 
     def deliver(self) -> None:
         """Hand over what was collected."""

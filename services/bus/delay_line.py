@@ -1,6 +1,7 @@
 """Delayed calls behind one timer: what stands for the wire in the memory bus."""
 
 import asyncio
+import contextvars
 import heapq
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,8 @@ class DelayLine:
         self._now_ns: Callable[[], int] = self._float_now_ns
         self._wake_ns: int | None = None
         self._timer: asyncio.Handle | None = None
+        # The wire knows nothing of whoever set its timer: a receiver's context comes from the message's headers alone.
+        self._context = contextvars.Context()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use this loop's clock. Raises RuntimeError if calls wait on another one."""
@@ -58,9 +61,9 @@ class DelayLine:
             self._timer.cancel()
         self._wake_ns = due_ns
         if due_ns <= self._now_ns():
-            self._timer = self._loop.call_soon(self._pump)
+            self._timer = self._loop.call_soon(self._pump, context=self._context)
         else:
-            self._timer = self._loop.call_at(due_ns / NANOSECONDS, self._pump)
+            self._timer = self._loop.call_at(due_ns / NANOSECONDS, self._pump, context=self._context)
 
     def _pump(self) -> None:
         # No more than what waits now: a call that makes another one without delay must not keep the loop for ever.

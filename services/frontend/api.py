@@ -17,6 +17,8 @@ class GenerateRequest:
     prompt: Sequence[int]
     sampling: Sampling
     priority: Priority = field(default_factory=Priority)
+    operation: str = "chat"
+    """For traces: what the client called, in the words of `gen_ai.operation.name`."""
 
 
 @dataclass(frozen=True, slots=True)

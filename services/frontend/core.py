@@ -13,14 +13,18 @@ from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.instances import InstanceGone, LoadReport, ModelInfo, SchedulerReport, StatusRequest, WorkerStatus
 from meshift.schemas.requests import Finish, Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
+from meshift.services.frontend import traces
 from meshift.services.frontend.answers import Answers
 from meshift.services.frontend.api import GenerateRequest
+from meshift.services.frontend.counters import FrontendCounters
 from meshift.services.frontend.dispatch import Dispatcher
 from meshift.services.frontend.handle import StreamHandle
 from meshift.services.frontend.placement import Placement
 from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
 from meshift.services.instances import InstanceView
 from meshift.services.periodic import Periodic
+from meshift.tracing import names
+from meshift.tracing.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +55,17 @@ class FrontendOptions(BaseModel):
 class FrontendCore:
     """One frontend on a bus; implements `api.Frontend`."""
 
-    def __init__(self, ref: FrontendRef, bus: Bus, options: FrontendOptions) -> None:
+    def __init__(self, ref: FrontendRef, bus: Bus, options: FrontendOptions, *, tracer: Tracer = NO_TRACER) -> None:
         subjects.check_name(ref.frontend_id)
         self.ref = ref
+        self.counters = FrontendCounters()
+        self._tracer = tracer
         self._bus = bus
         self._options = options
         self._view = InstanceView(options.instance_timeout_s)
         self._streams: dict[str, Stream] = {}
         self._handles: dict[str, StreamHandle] = {}
-        self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s)
+        self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s, self.counters)
         self._answers = Answers(bus, ref)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
         self._probed: set[Owner] = set()
@@ -118,13 +124,16 @@ class FrontendCore:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if request.request_id in self._streams:
             raise InvalidRequest(f"request {request.request_id} is open already", param="request_id")
-        stream = Stream(request)
+        stream = Stream(request, self._now_s())
+        stream.trace = traces.begin(self._tracer, request)
         handle = StreamHandle(stream, self.cancel)
         self._streams[request.request_id] = stream
         self._handles[request.request_id] = handle
         try:
-            await self._placement.place_new(stream)
-        except BaseException:
+            with stream.trace.current():
+                await self._placement.place_new(stream)
+        except BaseException as error:
+            stream.trace.failed(error)
             self.cancel(stream)
             raise
         return handle
@@ -163,6 +172,7 @@ class FrontendCore:
 
     def _take(self, stream: Stream, start: int, tokens: Sequence[int], finish: Finish | None, now_s: float) -> None:
         if stream.take(start, tokens, finish, now_s):
+            self.counters.grown(stream, now_s)
             self._grown(stream)
         elif stream.has_gap:
             self._ask(stream)
@@ -173,6 +183,7 @@ class FrontendCore:
         if stream is not None and stream.judge(key.attempt, key.hop, owner) is Verdict.NEWER_HOP:
             stream.adopt(key.hop, owner, now_s)
             return stream
+        self.counters.stale_events += 1
         self._answers.stale(owner, key, finished)
         return None
 
@@ -185,7 +196,9 @@ class FrontendCore:
 
     def _settle(self, stream: Stream) -> None:
         """An ended stream is nobody's business any more."""
-        self._streams.pop(stream.request.request_id, None)
+        if self._streams.pop(stream.request.request_id, None) is not None:
+            self.counters.settled(stream, self._now_s())
+            stream.trace.end(stream)
         handle = self._handles.pop(stream.request.request_id, None)
         if handle is not None:
             handle.wake()
@@ -239,14 +252,17 @@ class FrontendCore:
 
     def _resume(self, stream: Stream, why: str) -> None:
         logger.warning("%s goes on elsewhere: %s: %s", stream.key, stream.owner, why)
+        self.counters.resumes += 1
+        stream.trace.owner_lost(stream.owner, why)
         stream.enter(StreamEvent.OWNER_LOST)
         if stream.owner is not None:
             self._answers.cancel(stream.owner, stream.key)
-        self._spawn(self._place_again(stream))
+        self._spawn(self._place_again(stream), stream)
 
     async def _place_again(self, stream: Stream) -> None:
         try:
-            await self._placement.place_again(stream)
+            with stream.trace.resume(stream.attempt, stream.owner):
+                await self._placement.place_again(stream)
         except MeshError as error:
             if not stream.ended:
                 stream.fail(error)
@@ -255,7 +271,7 @@ class FrontendCore:
     def _ask(self, stream: Stream) -> None:
         if not stream.asking and stream.state is StreamState.RUNNING:
             stream.asking = True
-            self._spawn(self._ask_owner(stream))
+            self._spawn(self._ask_owner(stream), stream)
 
     async def _ask_owner(self, stream: Stream) -> None:
         owner, key = stream.owner, stream.key
@@ -264,17 +280,20 @@ class FrontendCore:
             request_id=key.request_id, attempt=key.attempt, hop=key.hop, owner=owner, start=len(stream.output)
         )
         try:
-            reply = await self._bus.request(
-                subjects.worker_replay(owner.instance_id),
-                ask,
-                ReplayReply,
-                timeout_s=self._options.ask_timeout_s,
-            )
+            with stream.trace.step(names.ASK, {names.OWNER: str(owner), names.ATTEMPT: key.attempt}):
+                reply = await self._bus.request(
+                    subjects.worker_replay(owner.instance_id),
+                    ask,
+                    ReplayReply,
+                    timeout_s=self._options.ask_timeout_s,
+                )
         except MeshError as error:
+            self.counters.asks_failed += 1
             stream.asking = False
             if stream.key == key and stream.state is StreamState.RUNNING:
                 self._ask_failed(stream, owner, error)
             return
+        self.counters.asks_answered += 1
         stream.asking = False
         if stream.key == key and stream.state is StreamState.RUNNING:
             self._take_replay(stream, reply)
@@ -295,8 +314,10 @@ class FrontendCore:
             self._take(stream, reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s())
             self._answers.flush()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Coroutine[None, None, None], stream: Stream | None = None) -> None:
+        """Work for a stream belongs to its trace, not to that of whoever noticed that it is to be done."""
+        context = stream.trace.context() if stream is not None else None
+        task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._done)
 

@@ -8,8 +8,11 @@ from meshift.schemas.errors import NotFound, OverloadError, PeerError, Unavailab
 from meshift.schemas.identity import FrontendRef, Owner
 from meshift.schemas.instances import DispatchReply, DispatchRequest, SchedulerReport
 from meshift.services.bus.base import Bus
+from meshift.services.frontend.counters import FrontendCounters
 from meshift.services.frontend.streams import Stream
 from meshift.services.instances import InstanceView
+from meshift.tracing import names
+from meshift.tracing.spans import Span
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +20,14 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """Chooses owners. Bypass mode begins with a dispatch that isn't answered and ends with a scheduler's report."""
 
-    def __init__(self, bus: Bus, frontend: FrontendRef, view: InstanceView, timeout_s: float) -> None:
+    def __init__(
+        self, bus: Bus, frontend: FrontendRef, view: InstanceView, timeout_s: float, counters: FrontendCounters
+    ) -> None:
         self._bus = bus
         self._frontend = frontend
         self._view = view
         self._timeout_s = timeout_s
+        self._counters = counters
         self._turn = 0
         self.scheduler_alive = True
 
@@ -33,13 +39,19 @@ class Dispatcher:
 
     async def choose(self, stream: Stream, excluded: Sequence[Owner]) -> Owner:
         """An owner for the stream's next attempt. Raises NotFound (nobody serves the model), Unavailable."""
-        if self.scheduler_alive:
-            owner = await self._ask_scheduler(stream, excluded)
-            if owner is not None:
-                return owner
-        return self._bypass(stream.request.model, excluded)
+        with stream.trace.step(names.DISPATCH) as span:
+            if self.scheduler_alive:
+                owner = await self._ask_scheduler(stream, excluded, span)
+                if owner is not None:
+                    self._counters.placed_by_scheduler += 1
+                    return owner
+            span.set_attribute(names.DISPATCH_BYPASS, True)
+            owner = self._bypass(stream.request.model, excluded)
+            self._counters.placed_in_bypass += 1
+            span.set_attribute(names.OWNER, str(owner))
+            return owner
 
-    async def _ask_scheduler(self, stream: Stream, excluded: Sequence[Owner]) -> Owner | None:
+    async def _ask_scheduler(self, stream: Stream, excluded: Sequence[Owner], span: Span) -> Owner | None:
         request = stream.request
         ask = DispatchRequest(
             request_id=request.request_id,
@@ -60,6 +72,8 @@ class Dispatcher:
         except (NotFound, OverloadError):
             # A scheduler that has just started doesn't know the instances yet; this frontend may.
             return None
+        span.set_attribute(names.OWNER, str(reply.owner))
+        span.set_attribute(names.DISPATCH_REASON, reply.reason)
         return reply.owner
 
     def _bypass(self, model: str, excluded: Sequence[Owner]) -> Owner:

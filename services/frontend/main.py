@@ -7,10 +7,13 @@ from pydantic import Field
 
 from meshift.schemas.errors import PeerTimeout
 from meshift.schemas.identity import FrontendRef
+from meshift.services.exposition import BusCollector, Exposition
 from meshift.services.frontend.core import FrontendCore, FrontendOptions
 from meshift.services.frontend.http.app import create_app
+from meshift.services.frontend.http.observing import HttpCounters
 from meshift.services.frontend.http.server import HttpServer
 from meshift.services.frontend.http.settings import HttpSettings
+from meshift.services.frontend.metrics import FrontendCollector
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.services.process import (
     EXIT_UNAVAILABLE,
@@ -20,6 +23,7 @@ from meshift.services.process import (
     connect_bus,
     new_incarnation,
     say,
+    start_tracing,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,8 +47,19 @@ async def run(settings: FrontendSettings) -> int:
     configure_logging(settings.log_level)
     stop = StopSignal()
     bus = connect_bus(settings, settings.frontend_id)
-    core = FrontendCore(FrontendRef(frontend_id=settings.frontend_id, incarnation=new_incarnation()), bus, settings)
-    app = create_app(core, TokenizerRegistry(settings.tokenizers), HttpSettings())
+    tracing = start_tracing("frontend", settings.frontend_id)
+    ref = FrontendRef(frontend_id=settings.frontend_id, incarnation=new_incarnation())
+    core = FrontendCore(ref, bus, settings, tracer=tracing.tracer("meshift.frontend"))
+    counters = HttpCounters()
+    exposition = Exposition(FrontendCollector(core, counters), BusCollector("frontend", bus.counters))
+    app = create_app(
+        core,
+        TokenizerRegistry(settings.tokenizers),
+        HttpSettings(),
+        tracer=tracing.tracer("meshift.frontend.http"),
+        counters=counters,
+        metrics=exposition.render,
+    )
     server = HttpServer(app, settings.host, settings.port, grace_s=settings.grace_s)
     try:
         await stop.unless_stopped(_start(core, server))
@@ -60,6 +75,7 @@ async def run(settings: FrontendSettings) -> int:
         return EXIT_UNAVAILABLE
     finally:
         await core.stop()
+        tracing.shutdown()
     return 0
 
 

@@ -91,8 +91,9 @@ class Placement:
         key = stream.key
         subject = subjects.worker_submit(owner.instance_id)
         try:
-            submit = self._message(stream, owner)
-            await self._bus.request(subject, submit, SubmitReply, timeout_s=self._options.submit_timeout_s)
+            with stream.trace.submit(key, owner, len(stream.output)):
+                submit = self._message(stream, owner)
+                await self._bus.request(subject, submit, SubmitReply, timeout_s=self._options.submit_timeout_s)
         except CallerError:
             raise
         except (PeerError, OverloadError, InternalError) as error:

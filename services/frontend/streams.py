@@ -12,6 +12,7 @@ from meshift.schemas.errors import InternalError, MeshError
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.requests import Finish, FinishReason
 from meshift.services.frontend.api import GenerateRequest
+from meshift.services.frontend.traces import NO_TRACE, StreamTrace
 
 REORDER_ROWS_MAX = 64
 """Early rows kept for a stream; beyond that they are dropped and asked for again."""
@@ -64,8 +65,16 @@ class Verdict(Enum):
 class Stream:
     """State of one request. `output` only grows."""
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, begin_s: float = 0.0) -> None:
         self.request = request
+        self.begin_s = begin_s
+        self.first_s: float | None = None
+        """When its first token came."""
+        self.grown_s = begin_s
+        """When its newest token came."""
+        self.timed = 0
+        """Tokens whose times are counted."""
+        self.trace: StreamTrace = NO_TRACE
         self.state = StreamState.SUBMITTING
         self.attempt = 0
         self.hop = 0
@@ -81,6 +90,10 @@ class Stream:
         """A question for missing tokens is on its way."""
         self.asks_failed = 0
         self._early: dict[int, tuple[Sequence[int], Finish | None]] = {}
+
+    def __len__(self) -> int:
+        """Tokens of its output."""
+        return len(self.output)
 
     @property
     def key(self) -> RequestKey:

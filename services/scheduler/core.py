@@ -5,7 +5,7 @@ import asyncio
 from pydantic import BaseModel, Field
 
 from meshift.schemas import subjects
-from meshift.schemas.errors import NotFound, Unavailable
+from meshift.schemas.errors import MeshError, NotFound, Unavailable
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import (
     DispatchReply,
@@ -18,7 +18,10 @@ from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.instances import InstanceView
 from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
-from meshift.services.scheduler.policy.dispatch import Candidate, choose_instance
+from meshift.services.scheduler.counters import FITS, WAITS, SchedulerCounters
+from meshift.services.scheduler.policy.dispatch import Candidate, DispatchDecision, choose_instance
+from meshift.tracing import names
+from meshift.tracing.spans import NO_TRACER, Attributes, SpanKind, Tracer, child
 
 
 class SchedulerOptions(BaseModel):
@@ -31,9 +34,13 @@ class SchedulerOptions(BaseModel):
 class SchedulerCore:
     """One scheduler on a bus."""
 
-    def __init__(self, scheduler_id: str, incarnation: int, bus: Bus, options: SchedulerOptions) -> None:
+    def __init__(
+        self, scheduler_id: str, incarnation: int, bus: Bus, options: SchedulerOptions, *, tracer: Tracer = NO_TRACER
+    ) -> None:
         self._id = subjects.check_name(scheduler_id)
         self._incarnation = incarnation
+        self.counters = SchedulerCounters()
+        self._tracer = tracer
         self._bus = bus
         self._view = InstanceView(options.instance_timeout_s)
         self._charges = Charges()
@@ -68,19 +75,43 @@ class SchedulerCore:
         self._charges.forget(gone.owner)
 
     def _on_dispatch(self, request: DispatchRequest) -> DispatchReply:
+        begin_s = self._now_s()
         self._expire()
-        candidates = self._candidates(request.model, request.excluded)
-        decision = choose_instance(candidates, request.demand, self._turn)
-        if decision is None:
-            raise self._nowhere(request.model)
+        try:
+            decision = self._decide(request) if self._tracer is NO_TRACER else self._decide_traced(request)
+        except MeshError as error:
+            self.counters.decided(error.code, self._now_s() - begin_s)
+            raise
         self._turn += 1
         self._charges.charge(decision.owner, request.demand)
+        self.counters.decided(FITS if decision.fits else WAITS, self._now_s() - begin_s)
         return DispatchReply(
             owner=decision.owner,
             scheduler_id=self._id,
             incarnation=self._incarnation,
             reason=decision.reason,
         )
+
+    def _decide_traced(self, request: DispatchRequest) -> DispatchDecision:
+        attributes: Attributes = {
+            names.REQUEST_ID: request.request_id,
+            names.ATTEMPT: request.attempt,
+            names.REQUEST_MODEL: request.model,
+            names.DISPATCH_DEMAND: request.demand,
+            names.DISPATCH_CANDIDATES: len(self._candidates(request.model, request.excluded)),
+        }
+        with child(self._tracer, names.DECIDE, attributes, kind=SpanKind.SERVER) as span:
+            decision = self._decide(request)
+            span.set_attribute(names.OWNER, str(decision.owner))
+            span.set_attribute(names.DISPATCH_REASON, decision.reason)
+            return decision
+
+    def _decide(self, request: DispatchRequest) -> DispatchDecision:
+        candidates = self._candidates(request.model, request.excluded)
+        decision = choose_instance(candidates, request.demand, self._turn)
+        if decision is None:
+            raise self._nowhere(request.model)
+        return decision
 
     def _candidates(self, model: str, excluded: tuple[Owner, ...]) -> list[Candidate]:
         return [

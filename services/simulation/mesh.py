@@ -19,6 +19,8 @@ from meshift.services.bus.memory import MemoryBus, MemoryNetwork, Mode
 from meshift.services.frontend.core import FrontendCore, FrontendOptions
 from meshift.services.scheduler.core import SchedulerCore, SchedulerOptions
 from meshift.services.worker.core import WorkerCore, WorkerOptions
+from meshift.tracing import propagation
+from meshift.tracing.spans import NO_TRACER, Tracer
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class MeshOptions:
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
+    tracer: Tracer = NO_TRACER
+    """Of all services. Without one, messages carry no trace."""
 
 
 @dataclass(slots=True)
@@ -117,8 +121,10 @@ class SimulatedMesh:
 
     async def start_scheduler(self) -> None:
         """A new scheduler; it knows nothing."""
-        bus = MemoryBus(self.network, "scheduler")
-        self.scheduler = SchedulerCore("scheduler", self._next_incarnation(), bus, self.options.scheduler)
+        bus = self._bus("scheduler")
+        self.scheduler = SchedulerCore(
+            "scheduler", self._next_incarnation(), bus, self.options.scheduler, tracer=self.options.tracer
+        )
         await self.scheduler.start()
 
     async def kill_scheduler(self) -> None:
@@ -131,7 +137,7 @@ class SimulatedMesh:
     async def start_frontend(self, name: str) -> None:
         """A new incarnation of a frontend."""
         ref = FrontendRef(frontend_id=name, incarnation=self._next_incarnation())
-        core = FrontendCore(ref, MemoryBus(self.network, name), self.options.frontend)
+        core = FrontendCore(ref, self._bus(name), self.options.frontend, tracer=self.options.tracer)
         await core.start()
         self.frontends[name] = core
 
@@ -153,8 +159,9 @@ class SimulatedMesh:
             skip_steps=self.options.skip_steps,
             emit=self.options.emit,
         )
-        bus = MemoryBus(self.network, bus_name or name)
-        node = WorkerNode(WorkerCore(owner, engine, bus, self.options.worker), engine, bus)
+        bus = self._bus(bus_name or name)
+        core = WorkerCore(owner, engine, bus, self.options.worker, tracer=self.options.tracer)
+        node = WorkerNode(core, engine, bus)
         self.workers[name] = node
         await node.core.start()
         node.supervision = asyncio.get_running_loop().create_task(self._supervise(name, node))
@@ -176,6 +183,10 @@ class SimulatedMesh:
         self.on_worker_ended(node)
         await asyncio.sleep(self.options.restart_delay_s)
         await self.start_worker(name)
+
+    def _bus(self, name: str) -> MemoryBus:
+        traced = self.options.tracer is not NO_TRACER
+        return MemoryBus(self.network, name, propagator=propagation if traced else None)
 
     def _next_incarnation(self) -> int:
         self._incarnation += 1

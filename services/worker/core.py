@@ -1,6 +1,7 @@
 """The worker service: one engine on the bus. Everything here runs on one event loop and none of it waits."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from meshift.backends.base import (
 )
 from meshift.schemas import subjects
 from meshift.schemas.base import unpack_tokens
-from meshift.schemas.errors import Overloaded, OverloadError, Stale, Unavailable
+from meshift.schemas.errors import MeshError, Overloaded, OverloadError, Stale, Unavailable
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.instances import (
     DrainReply,
@@ -39,11 +40,14 @@ from meshift.schemas.requests import (
 )
 from meshift.services.bus.base import Bus, ServiceInfo, Subscription
 from meshift.services.periodic import Periodic
+from meshift.services.worker import traces
 from meshift.services.worker.batches import BatchBuilder
+from meshift.services.worker.counters import WorkerCounters
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
 from meshift.services.worker.requests import RequestRecord, RequestTable
 from meshift.services.worker.watchdog import StallWatch
+from meshift.tracing.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +79,13 @@ class WorkerOptions(BaseModel):
 class WorkerCore:
     """One instance. `ended` is set to its last state when it serves no more."""
 
-    def __init__(self, owner: Owner, engine: Engine, bus: Bus, options: WorkerOptions) -> None:
+    def __init__(
+        self, owner: Owner, engine: Engine, bus: Bus, options: WorkerOptions, *, tracer: Tracer = NO_TRACER
+    ) -> None:
         subjects.check_name(owner.instance_id)
         self.owner = owner
+        self.counters = WorkerCounters()
+        self._tracer = tracer
         self.state = InstanceState.STARTING
         self.ended: asyncio.Future[InstanceState] = asyncio.get_running_loop().create_future()
         self._engine = engine
@@ -133,6 +141,7 @@ class WorkerCore:
         self._periodic.stop()
         for subscription in self._subscriptions:
             subscription.close()
+        self._requests.abandon_traces("the worker was stopped")
         await self._engine.stop(self._options.stop_deadline_s)
         await self._bus.close()
 
@@ -147,6 +156,7 @@ class WorkerCore:
         self._periodic.stop()
         for subscription in self._subscriptions:
             subscription.close()
+        self._requests.abandon_traces(self._reason or self.state)
         self._bus.publish(subjects.INSTANCE_GONE, InstanceGone(owner=self.owner, reason=self._reason or self.state))
         self.ended.set_result(self.state)
 
@@ -160,10 +170,23 @@ class WorkerCore:
         """Requests that are kept here: running, or ended and not acknowledged."""
         return len(self._requests)
 
+    def unacknowledged(self) -> int:
+        """Requests that have ended and wait for their acknowledgement."""
+        return len(self._requests.unacknowledged())
+
+    def load(self) -> EngineLoad | None:
+        """The engine's newest snapshot; None before it is up."""
+        return self._engine.load() if self._info is not None else None
+
     # ---- what the engine says
 
     def on_step(self, events: Sequence[TokenEvent]) -> None:
         """EngineListener."""
+        # An engine's timers may have been set while some request's context was the current one. A step belongs to
+        # no request: what is sent of it carries no trace.
+        contextvars.Context().run(self._on_step, events)
+
+    def _on_step(self, events: Sequence[TokenEvent]) -> None:
         if has_ended(self.state):
             return
         builders: dict[str, BatchBuilder] = {}
@@ -188,6 +211,10 @@ class WorkerCore:
         record.output.extend(event.tokens)
         record.finish = event.finish
         record.sent_s = now_s
+        if event.finish is not None:
+            self.counters.finished(event.finish)
+        if record.trace is not None:
+            record.trace.on_event(event)
         if record.muted and record.finish is not None:
             self._requests.engine_ended(record)
         return not record.muted
@@ -199,16 +226,22 @@ class WorkerCore:
             try:
                 self._bus.publish(subjects.frontend_tokens(frontend_id), batch)
             except OverloadError as error:
+                self.counters.batches_lost += 1
                 # The outputs stay here: the frontend asks for them when it misses them.
                 logger.warning("tokens for %s not sent: %s", frontend_id, error)
 
     # ---- what frontends say
 
     def _on_submit(self, submit: Submit) -> SubmitReply:
-        if submit.owner != self.owner:
-            raise Stale(f"this is {self.owner}, not {submit.owner}")
-        if self._requests.check_new(submit):
-            self._admit(submit)
+        try:
+            if submit.owner != self.owner:
+                raise Stale(f"this is {self.owner}, not {submit.owner}")
+            if self._requests.check_new(submit):
+                self._admit(submit)
+        except MeshError as error:
+            self.counters.submitted(error.code)
+            raise
+        self.counters.submitted("accepted")
         return SubmitReply(owner=self.owner)
 
     def _admit(self, submit: Submit) -> None:
@@ -218,14 +251,17 @@ class WorkerCore:
             raise Overloaded(f"{self.owner} holds {len(self._requests)} requests already")
         self._leases.renew(submit.frontend, self._options.lease_ttl_s, self._now_s())
         output = unpack_tokens(submit.output)
-        older = self._requests.add(submit, len(output))
+        trace = traces.begin(self._tracer, submit, self.owner, len(output))
+        older = self._requests.add(submit, len(output), trace)
         if older is not None:
             self._engine.cancel(older.key)
         try:
             self._engine.submit(
                 EngineRequest(submit.key, unpack_tokens(submit.prompt), output, submit.sampling, submit.priority)
             )
-        except Exception:
+        except Exception as error:
+            if trace is not None:
+                trace.abandon(str(error))
             self._requests.discard(submit.key)
             raise
 
@@ -297,6 +333,7 @@ class WorkerCore:
         orphans = [record for record in self._requests if not self._leases.is_live(record.frontend, now_s)]
         for record in orphans:
             logger.warning("%s: lease of %s has ended", record.key, record.frontend)
+            self.counters.leases_ended += 1
             self._close(record.key)
         self._leases.expire(now_s, self._options.tombstone_s)
 
@@ -305,6 +342,7 @@ class WorkerCore:
         for record in self._requests.unacknowledged():
             if now_s - record.sent_s >= self._options.resend_s:
                 record.sent_s = now_s
+                self.counters.resent += 1
                 builder = builders.setdefault(record.frontend.frontend_id, BatchBuilder())
                 builder.add(record, record.end, ())
         self._publish_batches(builders, now_s)

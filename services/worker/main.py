@@ -9,6 +9,8 @@ from meshift.backends.base import EngineStartError
 from meshift.schemas.errors import PeerTimeout
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState
+from meshift.services.exposition import BusCollector, Exposition
+from meshift.services.exposition.server import MetricsServer, MetricsSettings
 from meshift.services.process import (
     EXIT_FAILED,
     EXIT_UNAVAILABLE,
@@ -18,14 +20,16 @@ from meshift.services.process import (
     connect_bus,
     new_incarnation,
     say,
+    start_tracing,
 )
 from meshift.services.worker.core import WorkerCore, WorkerOptions
 from meshift.services.worker.engines import EngineSettings, build_engine
+from meshift.services.worker.metrics import WorkerCollector
 
 logger = logging.getLogger(__name__)
 
 
-class WorkerSettings(ServiceSettings, WorkerOptions, EngineSettings):
+class WorkerSettings(ServiceSettings, WorkerOptions, EngineSettings, MetricsSettings):
     """Settings of a worker."""
 
     engine: Literal["sglang", "sim"] = Field("sglang", description="the real engine, or the timing model")
@@ -37,8 +41,12 @@ async def run(settings: WorkerSettings) -> int:
     stop = StopSignal()
     owner = Owner(instance_id=settings.instance_id, incarnation=new_incarnation())
     bus = connect_bus(settings, settings.instance_id)
-    core = WorkerCore(owner, build_engine(settings.engine, settings), bus, settings)
+    tracing = start_tracing("worker", settings.instance_id)
+    engine = build_engine(settings.engine, settings)
+    core = WorkerCore(owner, engine, bus, settings, tracer=tracing.tracer("meshift.worker"))
+    metrics = MetricsServer(Exposition(WorkerCollector(core), BusCollector("worker", bus.counters)), settings)
     try:
+        metrics.start()
         return await _serve(core, settings, stop)
     except EngineStartError as error:
         logger.error("the engine of %s did not start: %s", owner, error)
@@ -46,8 +54,13 @@ async def run(settings: WorkerSettings) -> int:
     except PeerTimeout as error:
         logger.error("%s can't join the bus: %s", owner, error)
         return EXIT_UNAVAILABLE
+    except OSError as error:
+        logger.error("%s can't show its metrics: %s", owner, error)
+        return EXIT_UNAVAILABLE
     finally:
         await core.stop()
+        await metrics.stop()
+        tracing.shutdown()
 
 
 async def _serve(core: WorkerCore, settings: WorkerSettings, stop: StopSignal) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from meshift.schemas.errors import InvalidRequest, Stale
 from meshift.schemas.identity import FrontendRef, RequestKey
 from meshift.schemas.requests import Finish, Submit
+from meshift.services.worker.traces import RequestTrace
 
 TOMBSTONES_MAX = 100_000
 """Closed requests remembered at most; the oldest go first."""
@@ -29,6 +30,8 @@ class RequestRecord:
     """When the finish was last sent."""
     muted: bool = False
     """Superseded or cancelled by its frontend's fence: runs out, and nothing of it is sent."""
+    trace: RequestTrace | None = None
+    """None if nobody records it."""
 
     @property
     def end(self) -> int:
@@ -82,7 +85,7 @@ class RequestTable:
             raise Stale(f"{submit.key} is superseded or was closed here")
         return True
 
-    def add(self, submit: Submit, base: int) -> RequestRecord | None:
+    def add(self, submit: Submit, base: int, trace: RequestTrace | None = None) -> RequestRecord | None:
         """Take a new submission in. Returns the older attempt's record that the engine must cancel, if any."""
         older = self._records.pop(submit.request_id, None)
         if older is not None and older.finish is None:
@@ -90,7 +93,7 @@ class RequestTable:
             self._muted[older.key] = older
         else:
             older = None
-        self._records[submit.request_id] = RequestRecord(submit.key, submit.frontend, base)
+        self._records[submit.request_id] = RequestRecord(submit.key, submit.frontend, base, trace=trace)
         return older
 
     def discard(self, key: RequestKey) -> None:
@@ -116,6 +119,12 @@ class RequestTable:
     def engine_ended(self, record: RequestRecord) -> None:
         """The engine let go of a muted record."""
         self._muted.pop(record.key, None)
+
+    def abandon_traces(self, reason: str) -> None:
+        """The instance serves no more: end the spans that are open."""
+        for record in (*self._records.values(), *self._muted.values()):
+            if record.trace is not None:
+                record.trace.abandon(reason)
 
     def unacknowledged(self) -> list[RequestRecord]:
         """Records whose finish hasn't been acknowledged."""

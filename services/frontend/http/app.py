@@ -16,9 +16,14 @@ from meshift.services.frontend.http.body import BodyTooLarge, DrainingResponse
 from meshift.services.frontend.http.chat import ChatService, find_model
 from meshift.services.frontend.http.errors import describe_error
 from meshift.services.frontend.http.middleware import Boundary
+from meshift.services.frontend.http.observing import HttpCounters, Observed
 from meshift.services.frontend.http.schemas import Health, ModelCard, ModelList, Readiness
 from meshift.services.frontend.http.settings import HttpSettings
 from meshift.services.frontend.text.registry import TokenizerRegistry
+from meshift.tracing.spans import NO_TRACER, Tracer
+
+RenderMetrics = Callable[[str], tuple[bytes, str]]
+"""`Accept` header -> text and content type."""
 
 
 def _wall_clock_s() -> float:
@@ -36,9 +41,13 @@ def create_app(
     *,
     clock: Callable[[], float] = _wall_clock_s,
     new_id: Callable[[], str] = _random_id,
+    tracer: Tracer = NO_TRACER,
+    counters: HttpCounters | None = None,
+    metrics: RenderMetrics | None = None,
 ) -> FastAPI:
     """The REST shell of `frontend`. `clock` gives Unix seconds for `created`; `new_id` a string that is unique among
-    all frontends, of at most 63 letters and digits. The lifespan's end ends the tokeniser threads."""
+    all frontends, of at most 63 letters and digits; `metrics` what `/metrics` shows, if it is to be there. The
+    lifespan's end ends the tokeniser threads."""
     chat = ChatService(frontend, tokenizers, settings, clock=clock)
 
     @asynccontextmanager
@@ -50,11 +59,21 @@ def create_app(
     app = FastAPI(title="meshift", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.chat = chat
     app.add_middleware(Boundary, new_id=new_id, retry_after_s=settings.retry_after_s)
+    app.add_middleware(Observed, tracer=tracer, counters=counters or HttpCounters())
     _add_error_handlers(app, settings)
     app.post("/v1/chat/completions", response_model=None)(chat.complete)
     _add_model_routes(app, frontend, created=int(clock()))
     _add_probe_routes(app, frontend)
+    if metrics is not None:
+        _add_metrics_route(app, metrics)
     return app
+
+
+def _add_metrics_route(app: FastAPI, render: RenderMetrics) -> None:
+    @app.get("/metrics")
+    async def show_metrics(request: Request) -> Response:
+        text, content_type = render(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
 
 def _add_error_handlers(app: FastAPI, settings: HttpSettings) -> None:

@@ -27,6 +27,8 @@ class DispatchDecision:
 
     owner: Owner
     reason: str
+    fits: bool = True
+    """Whether its prompt has room at once."""
 
 
 def choose_instance(candidates: Sequence[Candidate], demand: int, turn: int) -> DispatchDecision | None:
@@ -44,4 +46,4 @@ def choose_instance(candidates: Sequence[Candidate], demand: int, turn: int) -> 
     best = max(range(count), key=rank)
     fits, _, freeness, _ = rank(best)
     reason = f"freeness {freeness:.1f}, greatest of {count}" + ("" if fits else "; prompt must wait for room")
-    return DispatchDecision(candidates[best].report.owner, reason)
+    return DispatchDecision(candidates[best].report.owner, reason, fits)

@@ -11,7 +11,7 @@ def test_names_are_distinct_and_well_formed() -> None:
     assert len(set(CONSTANTS.values())) == len(CONSTANTS)
     for name, value in CONSTANTS.items():
         operation = name.startswith("OPERATION_")
-        assert operation or value == "error.type" or value.startswith(("gen_ai.", "meshift.")), name
+        assert operation or value == "error.type" or value.startswith(("gen_ai.", "http.", "meshift.")), name
         assert value == value.lower(), name
         assert " " not in value, name
 

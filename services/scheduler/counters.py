@@ -1,0 +1,23 @@
+"""What a scheduler counts. Plain numbers: whoever wants them (`metrics.py`) reads them when asked."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from meshift.tracing.histogram import DECISION_BOUNDS_S, Histogram
+
+FITS = "fits"
+WAITS = "waits"
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Since the start."""
+
+    dispatches: dict[str, int] = field(default_factory=dict)
+    """By decision: `fits`, `waits` (for room), or the code of the refusal."""
+    duration: Histogram = field(default_factory=partial(Histogram, DECISION_BOUNDS_S))
+
+    def decided(self, decision: str, duration_s: float) -> None:
+        """A dispatch was answered."""
+        self.dispatches[decision] = self.dispatches.get(decision, 0) + 1
+        self.duration.observe(duration_s)

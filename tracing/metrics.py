@@ -1,0 +1,148 @@
+"""Every metric that a service exports: one catalogue, by which collectors, dashboard and documentation are checked.
+
+Names are those of `meshift.tracing.names` in Prometheus' form: dots become underscores, the unit is appended.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from meshift.tracing import names
+
+
+class Kind(StrEnum):
+    """What a metric is."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+
+    @property
+    def family(self) -> str:
+        """Its name in Prometheus, without `_total` and the like."""
+        base = self.name.replace(".", "_")
+        return f"{base}_{self.unit}" if self.unit else base
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that a query can use."""
+        if self.kind is Kind.COUNTER:
+            return (f"{self.family}_total",)
+        if self.kind is Kind.HISTOGRAM:
+            return tuple(f"{self.family}_{suffix}" for suffix in ("bucket", "sum", "count"))
+        return (self.family,)
+
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+# ---- frontend ----
+
+TIME_TO_FIRST_TOKEN: Final = Metric(
+    names.METRIC_TIME_TO_FIRST_TOKEN, _H, "From a request's arrival at the core to its first token.", unit="seconds"
+)
+INTER_TOKEN: Final = Metric(names.METRIC_INTER_TOKEN, _H, "From one token to the next, as they arrive.", unit="seconds")
+TIME_PER_OUTPUT_TOKEN: Final = Metric(
+    names.METRIC_TIME_PER_OUTPUT_TOKEN, _H, "Mean time a token after the first, of each request.", unit="seconds"
+)
+REQUEST_DURATION: Final = Metric(
+    names.METRIC_REQUEST_DURATION, _H, "From a request's arrival at the core to its end.", unit="seconds"
+)
+OPEN_STREAMS: Final = Metric(names.METRIC_OPEN_STREAMS, _G, "Requests that have not ended.")
+STREAMS_ENDED: Final = Metric(
+    names.METRIC_STREAMS_ENDED, _C, "Requests that ended, by finish reason; `failed` ended in an error.", ("reason",)
+)
+TOKENS: Final = Metric(names.METRIC_TOKENS, _C, "Tokens of ended requests.", ("type",))
+RESUMES: Final = Metric(names.METRIC_RESUMES, _C, "Streams that lost their owner and were submitted elsewhere.")
+STALE_EVENTS: Final = Metric(names.METRIC_STALE_EVENTS, _C, "Token events of superseded owners or ended requests.")
+ASKS: Final = Metric(names.METRIC_ASKS, _C, "Questions to owners for missing tokens, by outcome.", ("outcome",))
+PLACEMENTS: Final = Metric(
+    names.METRIC_PLACEMENTS, _C, "Owners chosen, by who chose: `scheduler`, or `bypass` for the frontend.", ("by",)
+)
+BYPASS: Final = Metric(names.METRIC_BYPASS, _G, "1 while the frontend dispatches without a scheduler.")
+HTTP_REQUESTS: Final = Metric(
+    names.METRIC_HTTP_REQUESTS,
+    _C,
+    "HTTP requests, by route and status; 499: the client left before the answer.",
+    ("route", "status"),
+)
+HTTP_DURATION: Final = Metric(
+    names.METRIC_HTTP_DURATION, _H, "From the request's head to the answer's end.", ("route",), "seconds"
+)
+
+# ---- instances, as the frontend hears of them ----
+
+KV_CAPACITY: Final = Metric(names.METRIC_KV_CAPACITY, _G, "Tokens that an instance's KV cache holds.", ("instance",))
+KV_TOKENS: Final = Metric(
+    names.METRIC_KV_TOKENS,
+    _G,
+    "Tokens in the KV cache: used, cached, free and reserved add up to the capacity.",
+    ("instance", "state"),
+)
+REQUESTS: Final = Metric(
+    names.METRIC_REQUESTS, _G, "Requests of an instance's engine: running (in the batch) or waiting.",
+    ("instance", "state"),
+)  # fmt: skip
+FREENESS: Final = Metric(
+    names.METRIC_FREENESS, _G, "Decode steps that the batch can still take (Llumnix).", ("instance",)
+)
+INSTANCE_STATE: Final = Metric(
+    names.METRIC_INSTANCE_STATE, _G, "1 for the state that an instance reports.", ("instance", "state")
+)
+
+# ---- worker ----
+
+ENGINE_STEPS: Final = Metric(names.METRIC_ENGINE_STEPS, _C, "Steps of the engine.", ("instance",))
+SUBMISSIONS: Final = Metric(
+    names.METRIC_SUBMISSIONS, _C, "Submissions, by outcome: accepted, or the code of the refusal.",
+    ("instance", "outcome"),
+)  # fmt: skip
+REQUESTS_ENDED: Final = Metric(
+    names.METRIC_REQUESTS_ENDED, _C, "Requests that the engine ended, by finish reason.", ("instance", "reason")
+)
+PREEMPTIONS: Final = Metric(names.METRIC_PREEMPTIONS, _C, "Preemptions of ended requests.", ("instance",))
+PREEMPTION_LOSS: Final = Metric(
+    names.METRIC_PREEMPTION_LOSS, _C, "Time that ended requests lost to preemptions.", ("instance",), "seconds"
+)
+UNACKNOWLEDGED: Final = Metric(
+    names.METRIC_UNACKNOWLEDGED, _G, "Finishes that no frontend has acknowledged yet.", ("instance",)
+)
+RESENT: Final = Metric(names.METRIC_RESENT, _C, "Finishes sent again for want of an acknowledgement.", ("instance",))
+LEASES_ENDED: Final = Metric(
+    names.METRIC_LEASES_ENDED, _C, "Requests ended because their frontend's lease had.", ("instance",)
+)
+BATCHES_LOST: Final = Metric(
+    names.METRIC_BATCHES_LOST, _C, "Token messages that the bus did not take; they are asked for.", ("instance",)
+)
+
+# ---- scheduler ----
+
+DISPATCHES: Final = Metric(
+    names.METRIC_DISPATCHES, _C, "Dispatches, by decision: fits, waits, or the code of the refusal.", ("decision",)
+)
+DISPATCH_DURATION: Final = Metric(names.METRIC_DISPATCH_DURATION, _H, "Time to decide.", unit="seconds")
+INSTANCES: Final = Metric(names.METRIC_INSTANCES, _G, "Live instances that the scheduler knows.")
+
+# ---- every service ----
+
+BUS_PUBLISHED: Final = Metric(names.METRIC_BUS_PUBLISHED, _C, "Messages sent.", ("service",))
+BUS_RECEIVED: Final = Metric(names.METRIC_BUS_RECEIVED, _C, "Messages received.", ("service",))
+BUS_DROPPED: Final = Metric(names.METRIC_BUS_DROPPED, _C, "Messages lost to a full queue.", ("service",))
+BUS_INVALID: Final = Metric(names.METRIC_BUS_INVALID, _C, "Messages that did not validate.", ("service",))
+BUS_HANDLER_ERRORS: Final = Metric(names.METRIC_BUS_HANDLER_ERRORS, _C, "Messages whose handler failed.", ("service",))
+BUS_RECONNECTS: Final = Metric(names.METRIC_BUS_RECONNECTS, _C, "Connections to NATS made again.", ("service",))
+
+METRICS: Final[dict[str, Metric]] = {
+    metric.family: metric for metric in list(vars().values()) if isinstance(metric, Metric)
+}
+"""By family."""
