@@ -18,6 +18,7 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {
     "simulation": Benchmark("meshift.benchmarks.simulation", "what the simulator costs: 16 instances, 10,000 requests"),
     "failover": Benchmark("meshift.benchmarks.failover", "kill -9 of a worker and of the scheduler under real streams"),
+    "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""
 
