@@ -12,11 +12,12 @@ from starlette.responses import Response
 
 from meshift.schemas.errors import MeshError
 from meshift.services.frontend.api import Frontend
+from meshift.services.frontend.http import openapi
 from meshift.services.frontend.http.body import BodyTooLarge, DrainingResponse
-from meshift.services.frontend.http.chat import ChatService, find_model
 from meshift.services.frontend.http.errors import describe_error
 from meshift.services.frontend.http.middleware import Boundary
 from meshift.services.frontend.http.schemas import Health, ModelCard, ModelList, Readiness
+from meshift.services.frontend.http.service import CompletionService, find_model
 from meshift.services.frontend.http.settings import HttpSettings
 from meshift.services.frontend.text.registry import TokenizerRegistry
 
@@ -38,20 +39,20 @@ def create_app(
     new_id: Callable[[], str] = _random_id,
 ) -> FastAPI:
     """The REST shell of `frontend`. `clock` gives Unix seconds for `created`; `new_id` a string that is unique among
-    all frontends, of at most 63 letters and digits. The lifespan's end ends the tokeniser threads."""
-    chat = ChatService(frontend, tokenizers, settings, clock=clock)
+    all frontends, of at most 59 letters and digits. The lifespan's end ends the tokeniser threads."""
+    completions = CompletionService(frontend, tokenizers, settings, clock=clock)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        chat.close()
+        completions.close()
 
-    # The bodies are validated by hand, under bounds of their own, so a generated schema would say nothing of them.
-    app = FastAPI(title="meshift", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    app.state.chat = chat
+    app = FastAPI(title="meshift", lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
+    app.state.completions = completions
     app.add_middleware(Boundary, new_id=new_id, retry_after_s=settings.retry_after_s)
     _add_error_handlers(app, settings)
-    app.post("/v1/chat/completions", response_model=None)(chat.complete)
+    _add_completion_routes(app, completions)
     _add_model_routes(app, frontend, created=int(clock()))
     _add_probe_routes(app, frontend)
     return app
@@ -69,6 +70,15 @@ def _add_error_handlers(app: FastAPI, settings: HttpSettings) -> None:
         app.add_exception_handler(kind, answer)
 
 
+def _add_completion_routes(app: FastAPI, completions: CompletionService) -> None:
+    routes = (
+        ("/v1/chat/completions", completions.chat, openapi.CHAT_ROUTE),
+        ("/v1/completions", completions.text, openapi.TEXT_ROUTE),
+    )
+    for path, endpoint, extra in routes:
+        app.post(path, response_model=None, response_class=Response, openapi_extra=extra)(endpoint)
+
+
 def _add_model_routes(app: FastAPI, frontend: Frontend, *, created: int) -> None:
     @app.get("/v1/models")
     async def list_models() -> ModelList:
@@ -78,7 +88,7 @@ def _add_model_routes(app: FastAPI, frontend: Frontend, *, created: int) -> None
         ]
         return ModelList(data=cards)
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=openapi.error_responses("404", "503"))
     async def get_model(name: str) -> ModelCard:
         model = find_model(frontend, name)
         return ModelCard(id=model.name, created=created, max_model_len=model.context_tokens_max)
@@ -89,7 +99,7 @@ def _add_probe_routes(app: FastAPI, frontend: Frontend) -> None:
     async def health() -> Health:
         return Health()
 
-    @app.get("/ready", response_model_exclude_none=True)
+    @app.get("/ready", response_model_exclude_none=True, responses={503: {"model": Readiness}})
     async def ready(response: Response) -> Readiness:
         is_ready = frontend.ready()
         response.status_code = 200 if is_ready else 503

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from meshift.schemas.errors import MeshError
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState, LoadReport, ModelInfo
-from meshift.schemas.requests import Finish, FinishReason
+from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.services.frontend.api import Chunk, GenerateRequest
 
 
@@ -43,6 +43,17 @@ class Fail:
 Step = Emit | Raw | Wait | Fail
 
 STOPPED = Finish(reason=FinishReason.STOP)
+
+
+def logprob_of(token: int, top: int) -> TokenLogprob:
+    """Made up from the token: it is the likeliest of `top`, the next ids follow."""
+    value = -(token % 7 + 1) / 8
+    return TokenLogprob(value, tuple((token + place, value - place) for place in range(top)))
+
+
+def logprobs_of(tokens: Sequence[int], top: int | None) -> Sequence[TokenLogprob] | None:
+    """Those of a chunk, if they were asked for."""
+    return None if top is None else [logprob_of(token, top) for token in tokens]
 
 
 @dataclass
@@ -83,7 +94,7 @@ class FakeStream:
                     yield chunk
                 case Emit(tokens, finish):
                     start, self.emitted = self.emitted, self.emitted + len(tokens)
-                    yield Chunk(start, tokens, finish)
+                    yield Chunk(start, tokens, finish, logprobs_of(tokens, self.request.sampling.logprobs))
 
     async def cancel(self) -> None:
         self.cancels += 1

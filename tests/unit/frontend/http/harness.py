@@ -23,6 +23,7 @@ WAIT_S = 5.0
 """No wait of these tests takes that long, unless it fails."""
 
 CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 CREATED = 1_700_000_000
 
 HELLO: Mapping[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -47,6 +48,11 @@ class Shell:
         async with self.client() as client:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             return await asyncio.wait_for(client.post(CHAT, json=body, headers=named), WAIT_S)
+
+    async def post_text(self, **body: object) -> httpx.Response:
+        """A plain completion request."""
+        async with self.client() as client:
+            return await asyncio.wait_for(client.post(TEXT, json={"model": "tiny", **body}), WAIT_S)
 
     async def get(self, path: str) -> httpx.Response:
         async with self.client() as client:
@@ -115,6 +121,12 @@ def text_of(events: Sequence[Any]) -> str:
     """The answer that a stream's events add up to."""
     choices = [choice for event in events if event != "[DONE]" for choice in event.get("choices", ())]
     return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+def choices_of(events: Sequence[Any], index: int) -> list[Any]:
+    """What a stream's events say on one choice."""
+    choices = [choice for event in events if event != "[DONE]" for choice in event["choices"]]
+    return [choice for choice in choices if choice["index"] == index]
 
 
 @dataclass
