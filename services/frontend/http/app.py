@@ -13,6 +13,8 @@ from starlette.responses import Response
 from meshift.schemas.errors import MeshError
 from meshift.services.frontend.api import Frontend
 from meshift.services.frontend.http import openapi
+from meshift.services.frontend.http.access import Access, KeyCheck
+from meshift.services.frontend.http.admin import add_admin_routes
 from meshift.services.frontend.http.body import BodyTooLarge, DrainingResponse
 from meshift.services.frontend.http.errors import describe_error
 from meshift.services.frontend.http.middleware import Boundary
@@ -35,11 +37,13 @@ def create_app(
     tokenizers: TokenizerRegistry,
     settings: HttpSettings,
     *,
+    access: Access,
     clock: Callable[[], float] = _wall_clock_s,
     new_id: Callable[[], str] = _random_id,
 ) -> FastAPI:
-    """The REST shell of `frontend`. `clock` gives Unix seconds for `created`; `new_id` a string that is unique among
-    all frontends, of at most 59 letters and digits. The lifespan's end ends the tokeniser threads."""
+    """The REST shell of `frontend`, for those whom `access` lets in. `clock` gives Unix seconds for `created`; `new_id`
+    a string that is unique among all frontends, of at most 59 letters and digits. The lifespan's end ends the tokeniser
+    threads."""
     completions = CompletionService(frontend, tokenizers, settings, clock=clock)
 
     @asynccontextmanager
@@ -47,14 +51,18 @@ def create_app(
         yield
         completions.close()
 
-    app = FastAPI(title="meshift", lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="meshift", lifespan=lifespan, redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
+    )
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     app.state.completions = completions
+    app.add_middleware(KeyCheck, access=access)
     app.add_middleware(Boundary, new_id=new_id, retry_after_s=settings.retry_after_s)
     _add_error_handlers(app, settings)
     _add_completion_routes(app, completions)
     _add_model_routes(app, frontend, created=int(clock()))
     _add_probe_routes(app, frontend)
+    add_admin_routes(app, frontend, settings)
     return app
 
 

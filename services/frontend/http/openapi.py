@@ -10,6 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from meshift.schemas.admin import DrainBody
+from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
 from meshift.services.frontend.http.schemas import ChatCompletion, ChatRequest, TextCompletion, TextRequest
 
@@ -76,7 +78,7 @@ def completion_route(
                 "description": "The answer; with `stream`, server-sent events: its chunks, then `[DONE]`",
                 "content": {"application/json": _schema(answer), "text/event-stream": {"schema": {"type": "string"}}},
             },
-            **{str(status): response for status, response in error_responses(*ERRORS).items()},
+            **_string_keys(error_responses(*ERRORS)),
         },
     }
 
@@ -87,10 +89,21 @@ def error_responses(*statuses: str) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": ERRORS[status], "content": content} for status in statuses}
 
 
+def _string_keys(responses: dict[int | str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {str(status): response for status, response in responses.items()}
+
+
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
 
 
+DRAIN_ROUTE: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {**_schema(DrainBody), "example": {"deadline_s": 30}}},
+    },
+    "responses": _string_keys(error_responses("400", "404", "504")),
+}
 CHAT_ROUTE = completion_route(ChatRequest, ChatCompletion, CHAT_EXAMPLES)
 TEXT_ROUTE = completion_route(TextRequest, TextCompletion, TEXT_EXAMPLES)
 
@@ -103,26 +116,33 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas.update(_schemas())
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own error format, which isn't used here
             schemas.pop(name, None)
+        document["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer", "description": "An API key; for /admin, an admin key"}
+        }
         _mend_operations(document)
         app.openapi_schema = document
     return app.openapi_schema
 
 
 def _schemas() -> dict[str, Any]:
-    requests: list[tuple[type[BaseModel], Any]] = [(ChatRequest, "validation"), (TextRequest, "validation")]
-    answers: list[tuple[type[BaseModel], Any]] = [
-        (model, "serialization") for model in (ChatCompletion, TextCompletion, ErrorEnvelope)
-    ]
-    _, definitions = models_json_schema([*requests, *answers], ref_template=_REFERENCE)
+    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody)
+    given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
+    modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
+    modes += [(model, "serialization") for model in given]
+    _, definitions = models_json_schema(modes, ref_template=_REFERENCE)
     return dict(definitions["$defs"])
 
 
 def _mend_operations(document: Mapping[str, Any]) -> None:
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
+        is_open = path in OPEN_PATHS
         for operation in operations.values():
+            if not is_open:
+                operation["security"] = [{"key": []}]
+                operation["responses"].update(_string_keys(error_responses("401")))
             if "422" in operation["responses"]:
                 del operation["responses"]["422"]
-                operation["responses"].update(error_responses("400"))
+                operation["responses"].update(_string_keys(error_responses("400")))
 
 
 def _version() -> str:

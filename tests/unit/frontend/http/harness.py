@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from meshift.schemas.requests import Finish, FinishReason
 from meshift.services.frontend.api import GenerateRequest
-from meshift.services.frontend.http import HttpSettings, create_app
+from meshift.services.frontend.http import Access, HttpSettings, create_app
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
 from tests.unit.frontend.fake_frontend import STOPPED, Emit, FakeFrontend, Script, Step, model_info
@@ -84,18 +84,25 @@ def ended(reason: FinishReason, **values: Any) -> Finish:
     return Finish(reason=reason, **values)
 
 
+OPEN = Access(clients=None, admins=None)
+
 MakeShell = Callable[..., Shell]
 
 
 def make_shell(
-    folder: Path, tokenizer: ChatTokenizer, *, frontend: FakeFrontend | None = None, **settings: Any
+    folder: Path,
+    tokenizer: ChatTokenizer,
+    *,
+    frontend: FakeFrontend | None = None,
+    access: Access = OPEN,
+    **settings: Any,
 ) -> Shell:
     """An application whose model `tiny` has the tokeniser of `folder`, already loaded."""
     frontend = frontend or FakeFrontend([model_info(path=str(folder))])
     registry = TokenizerRegistry(load=lambda _folder: tokenizer)
     for model in frontend.models():
         registry.get(model)
-    app = create_app(frontend, registry, HttpSettings(**settings), clock=lambda: CREATED + 0.5)
+    app = create_app(frontend, registry, HttpSettings(**settings), access=access, clock=lambda: CREATED + 0.5)
     return Shell(app, frontend, tokenizer)
 
 
