@@ -49,6 +49,8 @@ class MeshPlan:
     port: int
     log_dir: Path
     drain_deadline_s: float
+    insecure_no_keys: bool = False
+    """The frontend serves everybody what has no keys."""
 
     @property
     def url(self) -> str:
@@ -66,12 +68,16 @@ class MeshPlan:
         """`worker-1`, `worker-2`, ..."""
         return [f"worker-{number}" for number in range(1, self.workers + 1)]
 
+    def _frontend_settings(self) -> Settings:
+        settings: Settings = {"host": self.host, "port": self.port, "grace_s": self.grace_s}
+        return {**settings, "insecure_no_keys": True} if self.insecure_no_keys else settings
+
     def specs(self) -> dict[str, LaunchSpec]:
         """All services by instance id, in the order of their launch."""
         bus: Settings = {"nats": self.nats_url}
         specs = {
             SCHEDULER: LaunchSpec("scheduler", bus),
-            FRONTEND: LaunchSpec("frontend", {**bus, "host": self.host, "port": self.port, "grace_s": self.grace_s}),
+            FRONTEND: LaunchSpec("frontend", {**bus, **self._frontend_settings()}),
         }
         for instance_id in self.worker_ids:
             own: Settings = {"instance_id": instance_id, "drain_deadline_s": self.drain_deadline_s}
