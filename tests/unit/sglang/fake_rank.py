@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -51,6 +52,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "dies" and spec.rank == 1:
         sys.exit(7)
+    if behaviour == "leaves a child":
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        print("child", child.pid, flush=True)
     if behaviour == "quits":
         os.kill(spec.worker_pid, signal.SIGQUIT)
     context = zmq.Context()

@@ -13,12 +13,14 @@ import pytest
 from meshift.backends.base import EngineRequest, EngineStartError
 from meshift.backends.sglang import engine as engine_module
 from meshift.backends.sglang import instance as instance_module
+from meshift.backends.sglang import processes
 from meshift.backends.sglang.engine import SglangEngine
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.schemas.errors import Unavailable
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import FinishReason, Sampling
 from tests.contract.engine_kit import CollectingListener
+from tests.support.processes import watched
 from tests.unit.sglang import fake_rank
 
 TIMEOUT_S = 20.0
@@ -121,6 +123,18 @@ async def test_a_stubborn_rank_is_killed_at_the_deadline(make: Start) -> None:
     await engine.stop(0.2)
     assert 0.2 <= loop.time() - begun < 2.0
     assert engine._instance._ranks[0].process.returncode == -signal.SIGKILL
+
+
+async def test_what_a_rank_leaves_behind_is_killed(
+    make: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CHILDREN_WAIT_S", 0.05)
+    engine = make("leaves a child")
+    await engine.start(CollectingListener())
+    child = int((tmp_path / "sglang-rank0.log").read_text().rpartition("child ")[2])
+    with watched(child) as gone:
+        await engine.stop(TIMEOUT_S)
+        await asyncio.wait_for(gone.wait(), TIMEOUT_S)
 
 
 async def test_a_rank_s_quit_signal_doesn_t_end_the_worker(make: Start) -> None:
