@@ -27,6 +27,7 @@ from meshift.schemas.instances import (
     StatusRequest,
     WorkerStatus,
 )
+from meshift.schemas.logprobs import Logprobs, pack_logprobs
 from meshift.schemas.requests import (
     Acknowledge,
     Cancel,
@@ -186,11 +187,19 @@ class WorkerCore:
         if event.start != record.end:
             raise AssertionError(f"{event.key}: engine gave tokens from {event.start}, expected {record.end}")
         record.output.extend(event.tokens)
+        if record.logprobs is not None:
+            self._take_logprobs(record, record.logprobs, event)
         record.finish = event.finish
         record.sent_s = now_s
         if record.muted and record.finish is not None:
             self._requests.engine_ended(record)
         return not record.muted
+
+    @staticmethod
+    def _take_logprobs(record: RequestRecord, known: Logprobs, event: TokenEvent) -> None:
+        known.extend(event.logprobs or ())
+        if len(known) != len(record.output):
+            raise AssertionError(f"{event.key}: {len(known)} log-probabilities of {len(record.output)} tokens")
 
     def _publish_batches(self, builders: dict[str, BatchBuilder], now_s: float) -> None:
         emitted_ns = round(now_s * 1e9)
@@ -236,8 +245,15 @@ class WorkerCore:
         if record is None or record.muted:
             return ReplayReply(owner=self.owner, state=ReplayState.UNKNOWN)
         state = ReplayState.RUNNING if record.finish is None else ReplayState.FINISHED
-        tokens = record.tokens_from(ask.start).tobytes()
-        return ReplayReply(owner=self.owner, state=state, start=ask.start, tokens=tokens, finish=record.finish)
+        tokens, logprobs, finish = record.replay_from(ask.start)
+        return ReplayReply(
+            owner=self.owner,
+            state=state,
+            start=ask.start,
+            tokens=tokens.tobytes(),
+            logprobs=None if logprobs is None else pack_logprobs(logprobs),
+            finish=finish,
+        )
 
     def _on_cancel(self, cancel: Cancel) -> None:
         if cancel.owner == self.owner:
