@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup up test check format bench soak lock clean
+.PHONY: help setup up test check format bench soak lock image-locks clean
 
 help:
 	@echo 'make setup    the environment (.venv/) and the chat model'
@@ -13,6 +13,7 @@ help:
 	@echo 'make bench    the benchmarks; a name and options in ARGS'
 	@echo 'make soak     the simulation over many more seeds'
 	@echo 'make lock     resolve the dependencies anew into requirements.lock'
+	@echo 'make image-locks  compose/requirements/ out of requirements.lock'
 	@echo 'make clean    remove what was made here (the package cache stays)'
 
 setup:
@@ -43,6 +44,9 @@ soak: setup
 
 lock: setup
 	@$(BIN)/python scripts/lock.py
+
+image-locks: setup
+	@$(BIN)/python scripts/image_locks.py
 
 clean:
 	rm -rf .venv .models .meshift build dist results src/*.egg-info

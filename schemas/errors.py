@@ -5,6 +5,7 @@ MeshError
 |   +-- InvalidRequest       a field is wrong; `param` names it                   400
 |   +-- ContextTooLong       prompt (and output) don't fit the model              400
 |   +-- MessageTooLarge      over the bus limit                                   413
+|   +-- Unauthorized         no key, or a wrong one                               401
 |   +-- NotFound             unknown model, request, instance                     404
 |   +-- Unsupported          this engine can't do it                              400
 +-- OverloadError        try later                                               429/503
@@ -30,6 +31,7 @@ class ErrorCode(StrEnum):
     INVALID_REQUEST = "invalid_request"
     CONTEXT_TOO_LONG = "context_length_exceeded"
     MESSAGE_TOO_LARGE = "request_too_large"
+    UNAUTHORIZED = "invalid_api_key"
     NOT_FOUND = "not_found"
     UNSUPPORTED = "unsupported"
     OVERLOADED = "overloaded"
@@ -75,6 +77,13 @@ class MessageTooLarge(CallerError):
 
     code = ErrorCode.MESSAGE_TOO_LARGE
     http_status = 413
+
+
+class Unauthorized(CallerError):
+    """No key, or a wrong one."""
+
+    code = ErrorCode.UNAUTHORIZED
+    http_status = 401
 
 
 class NotFound(CallerError):
@@ -144,7 +153,7 @@ class InternalError(MeshError):
 
 
 _CLASSES: tuple[type[MeshError], ...] = (
-    InvalidRequest, ContextTooLong, MessageTooLarge, NotFound, Unsupported, Overloaded, Unavailable,
+    InvalidRequest, ContextTooLong, MessageTooLarge, Unauthorized, NotFound, Unsupported, Overloaded, Unavailable,
     PeerTimeout, PeerGone, Stale, BusClosed, InternalError,
 )  # fmt: skip
 _BY_CODE: dict[ErrorCode, type[MeshError]] = {cls.code: cls for cls in _CLASSES}

@@ -75,7 +75,9 @@ class RankInstance:
         self._shielded = True
         try:
             self._spawn(self._link)
-            await asyncio.wait_for(self._all_ready, self._settings.start_timeout_s)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._all_ready
+                await self._link.connected()
         except TimeoutError:
             message = f"the ranks aren't ready after {self._settings.start_timeout_s:g} s\n{self._tails()}"
             raise EngineStartError(message) from None

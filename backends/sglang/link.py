@@ -16,6 +16,7 @@ from meshift.schemas.errors import Overloaded
 COMMAND_QUEUE_MAX = 100_000
 """Commands that wait for rank 0 before `send` refuses."""
 
+CONNECT_POLL_S = 0.005
 REPORT_QUEUE_MAX = 1_000_000
 
 
@@ -48,6 +49,11 @@ class RankLink:
         except Exception as error:
             on_broken(f"a report could not be handled: {error!r}")
             raise
+
+    async def connected(self) -> None:
+        """Wait until rank 0 has connected; before, there is no queue to put commands into."""
+        while not self._commands.poll(0, zmq.POLLOUT):  # noqa: ASYNC110 - nothing tells us
+            await asyncio.sleep(CONNECT_POLL_S)
 
     def send(self, command: wire.Command) -> None:
         """Queue a command behind the earlier ones. Raises Overloaded when the ranks don't take them any more."""

@@ -19,6 +19,8 @@ LOG_TAIL_BYTES = 4096
 KILL_WAIT_S = 5.0
 """A killed process is gone long before."""
 
+CHILDREN_WAIT_S = 1.0
+
 
 @dataclass(slots=True)
 class RankProcess:
@@ -88,35 +90,52 @@ def _watch(rank: RankProcess, on_exit: ExitHandler) -> None:
         loop.remove_reader(rank.pidfd)
         os.close(rank.pidfd)
         rank.process.wait()
-        # Children of the rank, if it left any, go with it.
-        _signal_group(rank.pid, signal.SIGKILL)
         rank.exited.set()
         on_exit(rank)
 
     loop.add_reader(rank.pidfd, ended)
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
-
-
 async def end_ranks(ranks: Sequence[RankProcess], deadline_s: float) -> None:
-    """End all ranks at once: politely, and by force after `deadline_s`. Returns when none is left.
+    """End all ranks at once: politely, and by force after `deadline_s`. Returns when none is left. May be repeated.
 
     There is nothing to save: the ranks' state is the requests' KV, and requests go on elsewhere.
     """
-    alive = [rank for rank in ranks if not rank.exited.is_set()]
-    for rank in alive:
-        _signal_group(rank.pid, signal.SIGTERM)
-    if await _all_exited(alive, deadline_s):
-        return
-    for rank in alive:
-        if not rank.exited.is_set():
-            _signal_group(rank.pid, signal.SIGKILL)
-    if not await _all_exited(alive, KILL_WAIT_S):
-        left = [rank.pid for rank in alive if not rank.exited.is_set()]
-        raise TimeoutError(f"ranks don't end though killed: {left}")
+    for rank in ranks:
+        rank.process.terminate()
+    if not await _all_exited(ranks, deadline_s):
+        for rank in ranks:
+            rank.process.kill()
+        if not await _all_exited(ranks, KILL_WAIT_S):
+            left = [rank.pid for rank in ranks if not rank.exited.is_set()]
+            raise TimeoutError(f"ranks don't end though killed: {left}")
+    await _end_children(ranks)
+
+
+async def _end_children(ranks: Sequence[RankProcess]) -> None:
+    """Python's resource tracker outlives a rank by some milliseconds, to remove the semaphores that it left; whatever
+    else outlives it is killed."""
+    for pidfd in _open_members({rank.pid for rank in ranks}):
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pidfd, gone.set)
+        try:
+            await asyncio.wait_for(gone.wait(), CHILDREN_WAIT_S)
+        except TimeoutError:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def _open_members(groups: set[int]) -> list[int]:
+    """Descriptors of the processes in these process groups."""
+    pidfds = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) in groups and fields[0] not in "ZX":
+                pidfds.append(os.pidfd_open(int(stat.parent.name)))
+    return pidfds
 
 
 async def _all_exited(ranks: Sequence[RankProcess], timeout_s: float) -> bool:

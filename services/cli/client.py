@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from meshift.schemas.errors import PeerTimeout
 from meshift.services.bus.base import Bus, ServiceInfo
@@ -16,16 +16,26 @@ CONNECT_TIMEOUT_S = 2.0
 @contextlib.asynccontextmanager
 async def joined_bus(nats_url: str) -> AsyncIterator[Bus]:
     """A bus connection for one command. Raises `CommandError` if no NATS server answers."""
-    # Refused connections are told by the error below, once.
-    logging.getLogger("meshift.bus").setLevel(logging.ERROR)
     name = f"command-{os.getpid()}"
-    settings = ServiceSettings(nats=nats_url, connect_timeout_s=CONNECT_TIMEOUT_S)
-    bus: Bus = connect_bus(settings, name)
+    bus: Bus = connect_bus(ServiceSettings(nats=nats_url, connect_timeout_s=CONNECT_TIMEOUT_S), name)
     try:
-        await bus.start(ServiceInfo("command", name))
+        with errors_only():
+            await bus.start(ServiceInfo("command", name))
     except PeerTimeout as error:
         raise CommandError(f"no mesh answers at {nats_url}; `meshift up` starts one") from error
     try:
         yield bus
     finally:
         await bus.close()
+
+
+@contextlib.contextmanager
+def errors_only() -> Iterator[None]:
+    """Keep the bus's warnings back: that a server refuses is told by the error in the end, once."""
+    logger = logging.getLogger("meshift.bus")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

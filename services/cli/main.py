@@ -22,6 +22,7 @@ COMMANDS: dict[str, Command] = {
     "status": Command("status", "show the instances and their load"),
     "chat": Command("chat", "talk to a model; with a message, ask once"),
     "drain": Command("drain", "let an instance finish its requests and leave"),
+    "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -56,9 +57,31 @@ def main(name: str, arguments: list[str]) -> int:
     settings = parse_settings(UpSettings, f"meshift {name}", arguments)
     folder = (settings.state_dir or state_folder()).absolute()
     with only_mesh_here(folder):
+        without_keys = no_keys_needed(settings.host)
         port = free_port(settings.host, settings.port)
         model = resolve_model(settings.model)
-        return asyncio.run(Up(settings, folder, model, port).run())
+        return asyncio.run(Up(settings, folder, model, port, without_keys).run())
+
+
+KEY_VARIABLES = ("MESHIFT_API_KEYS", "MESHIFT_API_KEYS_FILE", "MESHIFT_INSECURE_NO_KEYS")
+
+
+def no_keys_needed(host: str) -> bool:
+    """Whether the frontend may serve without keys because only this machine reaches it. Raises `CommandError` if others
+    do and the environment has no keys."""
+    if is_loopback(host):
+        return True
+    if not any(os.environ.get(name) for name in KEY_VARIABLES):
+        raise CommandError(f"{host} can be reached from elsewhere: set MESHIFT_API_KEYS or MESHIFT_API_KEYS_FILE")
+    return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def free_port(host: str, port: int) -> int:
@@ -83,12 +106,13 @@ def free_metrics_ports(workers: int) -> dict[str, int]:
 class Up:
     """One run of `meshift up`."""
 
-    def __init__(self, settings: UpSettings, folder: Path, model: Path, port: int) -> None:
+    def __init__(self, settings: UpSettings, folder: Path, model: Path, port: int, without_keys: bool) -> None:
         self._settings = settings
         self._folder = folder
         self._model = model
         self._port = port
         self._metrics_ports = free_metrics_ports(settings.workers) if settings.metrics else {}
+        self._without_keys = without_keys
         self._log_dir = (settings.log_dir or folder / "logs").absolute()
         self._started_s = time.monotonic()
         self._server = NatsServer(self._log_dir) if settings.nats is None else None
@@ -149,6 +173,7 @@ class Up:
             log_dir=self._log_dir,
             drain_deadline_s=settings.drain_deadline_s,
             metrics_ports=self._metrics_ports,
+            insecure_no_keys=self._without_keys,
         )
 
     def _announce(self, plan: MeshPlan) -> None:

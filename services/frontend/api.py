@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from meshift.schemas.instances import LoadReport, ModelInfo
+from meshift.schemas.admin import OpenRequest
+from meshift.schemas.instances import DrainReply, LoadReport, ModelInfo
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
 
@@ -52,11 +53,18 @@ class Frontend(Protocol):
     def instances(self) -> list[LoadReport]:
         """The newest reports of the live instances."""
 
+    def open_requests(self) -> list[OpenRequest]:
+        """The streams that haven't ended, oldest first."""
+
     def ready(self) -> bool:
         """Whether some live instance takes requests."""
 
     def scheduler_alive(self) -> bool:
         """False: bypass mode, this frontend dispatches by itself."""
+
+    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
+        """Let an instance finish its requests and leave. Returns when it has begun. Raises NotFound, PeerTimeout, or
+        what the instance refuses with."""
 
     async def generate(self, request: GenerateRequest) -> TokenStream:
         """Dispatch and submit; returns when an owner has taken it. Raises InvalidRequest, ContextTooLong, NotFound

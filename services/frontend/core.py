@@ -7,10 +7,20 @@ from collections.abc import Coroutine, Sequence
 from pydantic import BaseModel, Field
 
 from meshift.schemas import subjects
+from meshift.schemas.admin import OpenRequest
 from meshift.schemas.base import unpack_tokens
-from meshift.schemas.errors import InvalidRequest, MeshError, Overloaded, PeerGone
+from meshift.schemas.errors import InvalidRequest, MeshError, NotFound, Overloaded, PeerGone
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
-from meshift.schemas.instances import InstanceGone, LoadReport, ModelInfo, SchedulerReport, StatusRequest, WorkerStatus
+from meshift.schemas.instances import (
+    DrainReply,
+    DrainRequest,
+    InstanceGone,
+    LoadReport,
+    ModelInfo,
+    SchedulerReport,
+    StatusRequest,
+    WorkerStatus,
+)
 from meshift.schemas.requests import Finish, Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.frontend import traces
@@ -107,6 +117,19 @@ class FrontendCore:
     def instances(self) -> list[LoadReport]:
         """The newest reports of the live instances."""
         return [known.report for known in self._view]
+
+    def open_requests(self) -> list[OpenRequest]:
+        """The streams that haven't ended, oldest first."""
+        return [stream.describe() for stream in self._streams.values() if not stream.ended]
+
+    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
+        """See `api.Frontend.drain`."""
+        try:
+            subject = subjects.worker_drain(subjects.check_name(instance_id))
+            request, timeout_s = DrainRequest(deadline_s=deadline_s), self._options.submit_timeout_s
+            return await self._bus.request(subject, request, DrainReply, timeout_s=timeout_s)
+        except (ValueError, PeerGone) as error:
+            raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
 
     def ready(self) -> bool:
         """Whether some live instance takes requests."""

@@ -3,16 +3,17 @@
 import logging
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from meshift.schemas.errors import PeerTimeout
 from meshift.schemas.identity import FrontendRef
 from meshift.services.exposition import BusCollector, Exposition
 from meshift.services.frontend.core import FrontendCore, FrontendOptions
+from meshift.services.frontend.http.access import Access, AccessError, make_access, read_keys
 from meshift.services.frontend.http.app import create_app
 from meshift.services.frontend.http.observing import HttpCounters
 from meshift.services.frontend.http.server import HttpServer
-from meshift.services.frontend.http.settings import HttpSettings
+from meshift.services.frontend.http.settings import HttpSettings, ToolParserName
 from meshift.services.frontend.metrics import FrontendCollector
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.services.process import (
@@ -39,12 +40,40 @@ class FrontendSettings(ServiceSettings, FrontendOptions):
         default_factory=dict,
         description="model name -> tokenizer folder, where it isn't the folder that the worker names",
     )
+    tool_parser: ToolParserName = Field(
+        "auto", description="how the model writes tool calls; auto: by its chat template; none: tools are refused"
+    )
+    api_keys: SecretStr = Field(
+        SecretStr(""), description="clients' keys, with commas; better in the environment or in a file"
+    )
+    api_keys_file: Path | None = Field(None, description="file with clients' keys, one a line")
+    admin_keys: SecretStr = Field(SecretStr(""), description="operators' keys, for /admin, with commas")
+    admin_keys_file: Path | None = Field(None, description="file with operators' keys, one a line")
+    insecure_no_keys: bool = Field(
+        False, description="for development: whoever reaches the port may ask what has no keys"
+    )
     grace_s: int = Field(30, ge=0, description="time for open requests to end when it is told to stop")
+
+
+def access_of(settings: FrontendSettings) -> Access:
+    """Who may ask what. Raises `AccessError`."""
+    return make_access(
+        read_keys(settings.api_keys.get_secret_value(), settings.api_keys_file),
+        read_keys(settings.admin_keys.get_secret_value(), settings.admin_keys_file),
+        insecure_no_keys=settings.insecure_no_keys,
+    )
 
 
 async def run(settings: FrontendSettings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code."""
     configure_logging(settings.log_level)
+    try:
+        access = access_of(settings)
+    except AccessError as error:
+        logger.error("frontend %s can't start: %s", settings.frontend_id, error)
+        return EXIT_UNAVAILABLE
+    if settings.insecure_no_keys:
+        logger.warning("without keys: whoever reaches %s:%d may use it", settings.host, settings.port)
     stop = StopSignal()
     bus = connect_bus(settings, settings.frontend_id)
     tracing = start_tracing("frontend", settings.frontend_id)
@@ -55,7 +84,8 @@ async def run(settings: FrontendSettings) -> int:
     app = create_app(
         core,
         TokenizerRegistry(settings.tokenizers),
-        HttpSettings(),
+        HttpSettings(tool_parser=settings.tool_parser),
+        access=access,
         tracer=tracing.tracer("meshift.frontend.http"),
         counters=counters,
         metrics=exposition.render,

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
 
+from meshift.schemas.admin import OpenRequest
 from meshift.schemas.errors import InternalError, MeshError
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.requests import Finish, FinishReason
@@ -107,6 +108,20 @@ class Stream:
     @property
     def has_gap(self) -> bool:
         return bool(self._early)
+
+    def describe(self) -> OpenRequest:
+        """What operators see of it while it is open."""
+        return OpenRequest(
+            request_id=self.request.request_id,
+            model=self.request.model,
+            state="running" if self.state is StreamState.RUNNING else "submitting",
+            attempt=self.attempt,
+            hop=self.hop,
+            owner=self.owner,
+            prompt_tokens=len(self.request.prompt),
+            output_tokens=len(self.output),
+            priority=self.request.priority,
+        )
 
     def enter(self, event: StreamEvent) -> None:
         """Take a transition of the table. Raises InternalError for one it doesn't have."""

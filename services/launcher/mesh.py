@@ -51,6 +51,8 @@ class MeshPlan:
     drain_deadline_s: float
     metrics_ports: Mapping[str, int] = field(default_factory=dict)
     """By instance id, for those that show their metrics. The frontend does at its REST port."""
+    insecure_no_keys: bool = False
+    """The frontend serves everybody what has no keys."""
 
     @property
     def metrics_urls(self) -> dict[str, str]:
@@ -74,12 +76,16 @@ class MeshPlan:
         """`worker-1`, `worker-2`, ..."""
         return [f"worker-{number}" for number in range(1, self.workers + 1)]
 
+    def _frontend_settings(self) -> Settings:
+        settings: Settings = {"host": self.host, "port": self.port, "grace_s": self.grace_s}
+        return {**settings, "insecure_no_keys": True} if self.insecure_no_keys else settings
+
     def specs(self) -> dict[str, LaunchSpec]:
         """All services by instance id, in the order of their launch."""
         bus: Settings = {"nats": self.nats_url}
         specs = {
             SCHEDULER: LaunchSpec("scheduler", {**bus, **self._metrics(SCHEDULER)}),
-            FRONTEND: LaunchSpec("frontend", {**bus, "host": self.host, "port": self.port, "grace_s": self.grace_s}),
+            FRONTEND: LaunchSpec("frontend", {**bus, **self._frontend_settings()}),
         }
         for instance_id in self.worker_ids:
             own: Settings = {"instance_id": instance_id, "drain_deadline_s": self.drain_deadline_s}

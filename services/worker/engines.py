@@ -3,10 +3,14 @@ torch."""
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from meshift.backends.base import Engine
+
+if TYPE_CHECKING:
+    from meshift.backends.sglang.settings import SglangSettings
 
 
 class EngineSettings(BaseModel):
@@ -37,22 +41,26 @@ def build_engine(engine: str, settings: EngineSettings) -> Engine:
 
 def _sglang(settings: EngineSettings) -> Engine:
     from meshift.backends.sglang.engine import SglangEngine
+
+    return SglangEngine(sglang_settings(settings))
+
+
+def sglang_settings(settings: EngineSettings) -> "SglangSettings":
+    """What the real engine is started with."""
     from meshift.backends.sglang.settings import SglangSettings
 
-    return SglangEngine(
-        SglangSettings(
-            model_path=settings.model,
-            model_name=settings.model_name or settings.model.name,
-            log_dir=settings.log_dir,
-            instance_name=settings.instance_id,
-            pipeline_stages=settings.pipeline_stages,
-            tensor_ranks=settings.tensor_ranks,
-            capacity_tokens=settings.capacity_tokens,
-            page_size=settings.page_size,
-            context_tokens_max=settings.context_tokens_max,
-            start_timeout_s=settings.start_timeout_s,
-            random_seed=settings.random_seed,
-        )
+    return SglangSettings(
+        model_path=settings.model,
+        model_name=settings.model_name or settings.model.name,
+        log_dir=settings.log_dir,
+        instance_name=settings.instance_id,
+        pipeline_stages=settings.pipeline_stages,
+        tensor_ranks=settings.tensor_ranks,
+        capacity_tokens=settings.capacity_tokens,
+        page_size=settings.page_size,
+        context_tokens_max=settings.context_tokens_max,
+        start_timeout_s=settings.start_timeout_s,
+        random_seed=settings.random_seed,
     )
 
 

@@ -3,6 +3,7 @@
 from array import array
 from typing import Any
 
+import msgspec
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -22,22 +23,7 @@ def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> Mes
 
     Builds new objects only: rank 0 relays `command` to the other ranks after this.
     """
-    fields = command.sampling
-    params = SamplingParams(
-        max_new_tokens=fields.max_new_tokens,
-        min_new_tokens=fields.min_new_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        frequency_penalty=fields.frequency_penalty,
-        presence_penalty=fields.presence_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        stop=list(fields.stop) or None,
-        stop_token_ids=set(fields.stop_token_ids) or None,
-        ignore_eos=fields.ignore_eos,
-        sampling_seed=fields.seed,
-    )
+    params = _sampling_params(command.sampling)
     params.normalize(tokenizer)
     params.verify(vocabulary_size)
     return MeshGenerateReqInput(
@@ -57,6 +43,14 @@ def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> Mes
         stream=True,
         priority=command.priority,
     )
+
+
+def _sampling_params(fields: wire.SamplingFields) -> Any:
+    values = msgspec.structs.asdict(fields)
+    values["sampling_seed"] = values.pop("seed")
+    values["stop"] = values["stop"] or None
+    values["stop_token_ids"] = set(values["stop_token_ids"]) or None
+    return SamplingParams(**values)
 
 
 class RequestState:

@@ -12,12 +12,15 @@ from starlette.responses import Response
 
 from meshift.schemas.errors import MeshError
 from meshift.services.frontend.api import Frontend
+from meshift.services.frontend.http import openapi
+from meshift.services.frontend.http.access import Access, KeyCheck
+from meshift.services.frontend.http.admin import add_admin_routes
 from meshift.services.frontend.http.body import BodyTooLarge, DrainingResponse
-from meshift.services.frontend.http.chat import ChatService, find_model
 from meshift.services.frontend.http.errors import describe_error
 from meshift.services.frontend.http.middleware import Boundary
 from meshift.services.frontend.http.observing import HttpCounters, Observed
 from meshift.services.frontend.http.schemas import Health, ModelCard, ModelList, Readiness
+from meshift.services.frontend.http.service import CompletionService, find_model
 from meshift.services.frontend.http.settings import HttpSettings
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.tracing.spans import NO_TRACER, Tracer
@@ -39,33 +42,38 @@ def create_app(
     tokenizers: TokenizerRegistry,
     settings: HttpSettings,
     *,
+    access: Access,
     clock: Callable[[], float] = _wall_clock_s,
     new_id: Callable[[], str] = _random_id,
     tracer: Tracer = NO_TRACER,
     counters: HttpCounters | None = None,
     metrics: RenderMetrics | None = None,
 ) -> FastAPI:
-    """The REST shell of `frontend`. `clock` gives Unix seconds for `created`; `new_id` a string that is unique among
-    all frontends, of at most 63 letters and digits; `metrics` what `/metrics` shows, if it is to be there. The
-    lifespan's end ends the tokeniser threads."""
-    chat = ChatService(frontend, tokenizers, settings, clock=clock)
+    """The REST shell of `frontend`, for those whom `access` lets in. `clock` gives Unix seconds for `created`; `new_id`
+    a string that is unique among all frontends, of at most 59 letters and digits; `metrics` what `/metrics` shows, if
+    it is to be there. The lifespan's end ends the tokeniser threads."""
+    completions = CompletionService(frontend, tokenizers, settings, clock=clock)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        chat.close()
+        completions.close()
 
-    # The bodies are validated by hand, under bounds of their own, so a generated schema would say nothing of them.
-    app = FastAPI(title="meshift", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    app.state.chat = chat
+    app = FastAPI(
+        title="meshift", lifespan=lifespan, redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
+    )
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
+    app.state.completions = completions
+    app.add_middleware(KeyCheck, access=access)
     app.add_middleware(Boundary, new_id=new_id, retry_after_s=settings.retry_after_s)
     app.add_middleware(Observed, tracer=tracer, counters=counters or HttpCounters())
     _add_error_handlers(app, settings)
-    app.post("/v1/chat/completions", response_model=None)(chat.complete)
+    _add_completion_routes(app, completions)
     _add_model_routes(app, frontend, created=int(clock()))
     _add_probe_routes(app, frontend)
     if metrics is not None:
         _add_metrics_route(app, metrics)
+    add_admin_routes(app, frontend, settings)
     return app
 
 
@@ -88,6 +96,15 @@ def _add_error_handlers(app: FastAPI, settings: HttpSettings) -> None:
         app.add_exception_handler(kind, answer)
 
 
+def _add_completion_routes(app: FastAPI, completions: CompletionService) -> None:
+    routes = (
+        ("/v1/chat/completions", completions.chat, openapi.CHAT_ROUTE),
+        ("/v1/completions", completions.text, openapi.TEXT_ROUTE),
+    )
+    for path, endpoint, extra in routes:
+        app.post(path, response_model=None, response_class=Response, openapi_extra=extra)(endpoint)
+
+
 def _add_model_routes(app: FastAPI, frontend: Frontend, *, created: int) -> None:
     @app.get("/v1/models")
     async def list_models() -> ModelList:
@@ -97,7 +114,7 @@ def _add_model_routes(app: FastAPI, frontend: Frontend, *, created: int) -> None
         ]
         return ModelList(data=cards)
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=openapi.error_responses("404", "503"))
     async def get_model(name: str) -> ModelCard:
         model = find_model(frontend, name)
         return ModelCard(id=model.name, created=created, max_model_len=model.context_tokens_max)
@@ -108,7 +125,7 @@ def _add_probe_routes(app: FastAPI, frontend: Frontend) -> None:
     async def health() -> Health:
         return Health()
 
-    @app.get("/ready", response_model_exclude_none=True)
+    @app.get("/ready", response_model_exclude_none=True, responses={503: {"model": Readiness}})
     async def ready(response: Response) -> Readiness:
         is_ready = frontend.ready()
         response.status_code = 200 if is_ready else 503

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import re
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,10 +14,11 @@ from starlette.types import Receive, Scope, Send
 from meshift.schemas.errors import MessageTooLarge
 from meshift.services.frontend.http.disconnect import ClientGone
 from meshift.services.frontend.http.errors import first_violation
-from meshift.services.frontend.http.schemas import ChatRequest
 
 INLINE_BYTES_MAX = 64 * 1024
 """Bodies up to this size are parsed on the event loop, which takes 10 ms at worst, larger ones in a thread."""
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
@@ -83,9 +85,9 @@ class DrainingResponse(Response):
             more = bool(message.get("more_body", False))
 
 
-def parse_chat(body: bytes) -> ChatRequest:
-    """Raises `InvalidRequest` or `Unsupported`, naming the field."""
+def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
+    """The request in a body. Raises `InvalidRequest` or `Unsupported`, naming the field."""
     try:
-        return ChatRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         raise first_violation(error) from error

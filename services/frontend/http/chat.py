@@ -1,137 +1,113 @@
-"""`POST /v1/chat/completions`: from the body to a request for the core."""
+"""What a chat request means for the template, the output and its reading."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from meshift.schemas.errors import InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
-from meshift.schemas.instances import ModelInfo
-from meshift.services.frontend.api import Frontend, GenerateRequest
-from meshift.services.frontend.http.body import INLINE_BYTES_MAX, parse_chat, read_body
-from meshift.services.frontend.http.completion import Completion, CompletionBounds, CompletionResponse
-from meshift.services.frontend.http.errors import HttpError, describe_error
-from meshift.services.frontend.http.sampling import to_priority, to_sampling
-from meshift.services.frontend.http.schemas import ChatRequest
-from meshift.services.frontend.http.settings import HttpSettings
-from meshift.services.frontend.http.workers import WorkerThreads
-from meshift.services.frontend.text.output import OutputText
-from meshift.services.frontend.text.registry import TokenizerRegistry
-from meshift.services.frontend.text.tokenizer import ChatTokenizer, TokenizerError
-
-
-def find_model(frontend: Frontend, name: str) -> ModelInfo:
-    """Raises `NotFound`, or `Unavailable` if no model at all is served yet."""
-    models = frontend.models()
-    if not models:
-        raise Unavailable("no instance serves a model now")
-    for model in models:
-        if model.name == name:
-            return model
-    raise NotFound(f"the model {name!r} does not exist", param="model")
+from meshift.schemas.errors import InvalidRequest, Unsupported
+from meshift.services.frontend.http.schemas import ChatMessage, ChatRequest
+from meshift.services.frontend.http.schemas.tools import AskedCall, Tool, ToolChoice
+from meshift.services.frontend.http.settings import ToolParserName
+from meshift.services.frontend.text.tokenizer import ChatTokenizer
+from meshift.services.frontend.text.tools import (
+    FORCED,
+    FORMATS,
+    ConflictingDefinitions,
+    ToolFormat,
+    detect_format,
+    forced_schema,
+)
 
 
-class ChatService:
-    """Everything between the route and the core."""
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A chat, ready for the template; and how to read what comes out."""
 
-    def __init__(
-        self,
-        frontend: Frontend,
-        tokenizers: TokenizerRegistry,
-        settings: HttpSettings,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._frontend = frontend
-        self._tokenizers = tokenizers
-        self._settings = settings
-        self._clock = clock
-        self._threads = WorkerThreads(threads=settings.tokenizer_threads, queue_max=settings.tokenizer_queue_max)
-        self._bounds = CompletionBounds(settings.send_timeout_s, settings.cancel_timeout_s)
-        self._running = 0
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    """For the template."""
+    json_schema: str | None = None
+    """That the output obeys."""
+    form: ToolFormat | None = None
+    """How tool calls are written in the output; None if there can be none."""
+    names: frozenset[str] = frozenset()
+    calls_max: int | None = None
 
     @property
-    def running(self) -> int:
-        """Completions that have begun and not ended."""
-        return self._running
+    def shown(self) -> frozenset[str]:
+        """Special tokens that are needed as text."""
+        return frozenset() if self.form is None else self.form.shown
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
-
-    async def complete(self, request: Request) -> Response:
-        """Answer one request. Raises what the client is to be told."""
-        if self._running >= self._settings.completions_max:
-            raise Overloaded(f"this frontend already serves {self._running} chat completions")
-        self._running += 1
-        try:
-            completion = await self._prepare(request)
-        except BaseException:
-            self._running -= 1
-            raise
-        describe = _describer(completion.request.request_id, self._settings.retry_after_s)
-        return CompletionResponse(completion, self._frontend, self._bounds, describe=describe, on_end=self._count_end)
-
-    def _count_end(self) -> None:
-        self._running -= 1
-
-    async def _prepare(self, request: Request) -> Completion:
-        settings = self._settings
-        body = await read_body(request, bytes_max=settings.body_bytes_max, timeout_s=settings.body_timeout_s)
-        chat = parse_chat(body) if len(body) <= INLINE_BYTES_MAX else await self._threads.run(parse_chat, body)
-        model = find_model(self._frontend, chat.model)
-        tokenizer = await self._tokenizer(model)
-        prompt = await self._prompt(chat, tokenizer)
-        _check_vocabulary(prompt, model)
-        sampling = to_sampling(
-            chat,
-            prompt_tokens=len(prompt),
-            context_tokens_max=model.context_tokens_max,
-            output_default=settings.output_tokens_default,
-        )
-        request_id = request.state.request_id
-        return Completion(
-            request=GenerateRequest(request_id, model.name, prompt, sampling, to_priority(chat)),
-            output=OutputText(tokenizer.detokenizer(), sampling.stop),
-            created=int(self._clock()),
-            streams=bool(chat.stream),
-            include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
-        )
-
-    async def _tokenizer(self, model: ModelInfo) -> ChatTokenizer:
-        try:
-            cached = self._tokenizers.cached(model)
-            return cached if cached is not None else await self._threads.run(self._tokenizers.get, model)
-        except TokenizerError as error:
-            # The reason names folders of this machine: it goes to the log, as the cause.
-            raise InternalError(f"this frontend has no tokenizer for model {model.name!r}") from error
-
-    async def _prompt(self, chat: ChatRequest, tokenizer: ChatTokenizer) -> list[int]:
-        messages = _template_messages(chat, keep_developer=tokenizer.knows_developer)
-        if sum(len(message["content"]) for message in messages) <= self._settings.inline_chars_max:
-            return tokenizer.apply_chat_template(messages)
-        return await self._threads.run(tokenizer.apply_chat_template, messages)
+    @property
+    def chars(self) -> int:
+        """About how long the prompt is."""
+        return sum(len(str(value)) for part in (*self.messages, *self.tools) for value in part.values())
 
 
-def _describer(request_id: str, retry_after_s: int) -> Callable[[BaseException], HttpError]:
-    return lambda error: describe_error(error, request_id=request_id, retry_after_s=retry_after_s)
+def plan_chat(chat: ChatRequest, tokenizer: ChatTokenizer, tool_parser: ToolParserName) -> ChatPlan:
+    """Raises `InvalidRequest` or `Unsupported`, naming the field."""
+    messages = [_template_message(message, tokenizer.knows_developer) for message in chat.messages]
+    schema = None if chat.response_format is None else chat.response_format.schema_text()
+    choice = chat.tool_choice or ToolChoice(mode="auto")
+    if not chat.tools or choice.mode == "none":
+        return ChatPlan(messages, json_schema=schema)
+    if schema is not None:
+        message = "response_format: an output that obeys a schema can't call tools; set tool_choice to none"
+        raise InvalidRequest(message, param="response_format")
+    _check_distinct(chat.tools)
+    calls_max = 1 if chat.parallel_tool_calls is False else None
+    if choice.mode == "auto":
+        form: ToolFormat = _auto_form(tokenizer, tool_parser)
+    else:
+        form, calls_max = FORCED, 1 if choice.mode == "named" else calls_max
+        schema = _forced(chat.tools, choice, calls_max)
+    return ChatPlan(
+        messages,
+        tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in chat.tools],
+        json_schema=schema,
+        form=form,
+        names=frozenset(tool.function.name for tool in chat.tools),
+        calls_max=calls_max,
+    )
 
 
-def _template_messages(chat: ChatRequest, *, keep_developer: bool) -> Sequence[Mapping[str, str]]:
+def _auto_form(tokenizer: ChatTokenizer, tool_parser: ToolParserName) -> ToolFormat:
+    if tool_parser == "none":
+        raise Unsupported("tools: this server reads no tool calls, except forced ones (tool_choice)", param="tools")
+    form = detect_format(tokenizer.template) if tool_parser == "auto" else FORMATS[tool_parser]
+    if form is None:
+        message = "tools: this model's chat template has no known form of tool calls; tool_choice can force one"
+        raise Unsupported(message, param="tools")
+    return form
+
+
+def _forced(tools: Sequence[Tool], choice: ToolChoice, calls_max: int | None) -> str:
+    functions = [tool.function for tool in tools if choice.mode != "named" or tool.function.name == choice.name]
+    try:
+        return forced_schema([(item.name, item.parameters) for item in functions], calls_max=calls_max)
+    except ConflictingDefinitions as error:
+        raise InvalidRequest(f"tools: {error}", param="tools") from error
+
+
+def _check_distinct(tools: Sequence[Tool]) -> None:
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.function.name in seen:
+            param = f"tools.{index}.function.name"
+            raise InvalidRequest(f"{param}: another tool has that name", param=param)
+        seen.add(tool.function.name)
+
+
+def _template_message(message: ChatMessage, keep_developer: bool) -> Mapping[str, Any]:
     """What the chat template reads. `developer` is OpenAI's newer word for `system`, which few templates know."""
-    messages: list[Mapping[str, str]] = []
-    for message in chat.messages:
-        role = "system" if message.role == "developer" and not keep_developer else message.role
-        optional = {"name": message.name, "tool_call_id": message.tool_call_id}
-        given = {key: value for key, value in optional.items() if value is not None}
-        messages.append({"role": role, "content": message.text, **given})
-    return messages
+    role = "system" if message.role == "developer" and not keep_developer else message.role
+    calls = [_template_call(call) for call in message.tool_calls or ()]
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
+    given = {key: value for key, value in optional.items() if value is not None}
+    return {"role": role, "content": message.text, **given}
 
 
-def _check_vocabulary(prompt: Sequence[int], model: ModelInfo) -> None:
-    if not prompt:
-        raise InvalidRequest("the messages have no tokens", param="messages")
-    largest = max(prompt)
-    if largest >= model.vocabulary_size:
-        message = f"the messages contain token {largest}, but the model has {model.vocabulary_size}"
-        raise InvalidRequest(message, param="messages")
+def _template_call(call: AskedCall) -> Mapping[str, Any]:
+    # Templates want the arguments as an object; as text they would be quoted once more.
+    function = {"name": call.function.name, "arguments": call.function.parsed()}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,40 +1,47 @@
-"""One chat completion, from the core's stream to the client's connection."""
+"""One completion with all its choices, from the core's streams to the client's connection."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from meshift.schemas.errors import InternalError, MeshError, NotFound
-from meshift.services.frontend.api import Frontend, GenerateRequest, TokenStream
+from meshift.schemas.errors import MeshError, NotFound
+from meshift.services.frontend.api import Frontend, TokenStream
 from meshift.services.frontend.http import stream
+from meshift.services.frontend.http.choice import Choice, Piece, WholeAnswer
 from meshift.services.frontend.http.disconnect import BoundedSend, ClientGone, run_while_connected
 from meshift.services.frontend.http.errors import HttpError
-from meshift.services.frontend.http.schemas import AnswerMessage, ChatCompletion, Choice, Usage
-from meshift.services.frontend.text.output import OutputText, TextDelta
+from meshift.services.frontend.http.forms import AnswerForm, Head
+from meshift.services.frontend.http.merge import merge
+from meshift.services.frontend.http.schemas import Usage
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A request that is ready for the core, and how its answer is wanted."""
+    """Requests that are ready for the core, and how their answers are wanted."""
 
-    request: GenerateRequest
-    output: OutputText
-    created: int
+    head: Head
+    form: AnswerForm
+    choices: Sequence[Choice]
+    """By index; those to one prompt follow one another."""
+    choices_per_prompt: int
     streams: bool
     include_usage: bool
 
     def usage(self) -> Usage:
-        """The counts so far."""
-        prompt = len(self.request.prompt)
-        output = self.output
-        return Usage.of(prompt=prompt, completion=output.token_count, cached=output.cached_tokens)
+        """The counts so far. A prompt counts once, however many answers it has."""
+        prompts = self.choices[:: self.choices_per_prompt]
+        return Usage.of(
+            prompt=sum(len(choice.request.prompt) for choice in prompts),
+            completion=sum(choice.output.token_count for choice in self.choices),
+            cached=sum(choice.output.cached_tokens for choice in prompts),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,8 @@ class CompletionBounds:
 
 
 class CompletionResponse(Response):
-    """Submits the request, then answers. The request is submitted here and not before, so that from its first moment it
-    is cancelled when the client goes away; nothing is sent before the core has taken it, so that a refusal keeps its
+    """Submits the requests, then answers. They are submitted here and not before, so that from their first moment they
+    are cancelled when the client goes away; nothing is sent before the core has taken all, so that a refusal keeps its
     status."""
 
     def __init__(
@@ -66,6 +73,7 @@ class CompletionResponse(Response):
         self._bounds = bounds
         self._describe = describe
         self._on_end = on_end
+        self._streams: list[TokenStream | None] = [None] * len(completion.choices)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         bounded = BoundedSend(send, self._bounds.send_timeout_s)
@@ -75,84 +83,102 @@ class CompletionResponse(Response):
             self._on_end()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tokens = await self._submit()
         try:
+            await self._submit()
             if self._completion.streams:
-                await self._send_events(tokens, send)
+                await self._send_events(send)
             else:
-                body = (await self._collect(tokens)).model_dump_json()
+                body = await self._collect()
                 await Response(body, media_type="application/json")(scope, receive, send)
         finally:
-            if not self._completion.output.finished:
-                await self._cancel(tokens)
+            await self._cancel_rest()
 
-    async def _submit(self) -> TokenStream:
+    async def _submit(self) -> None:
+        """Submit all, at once. Raises the first refusal."""
+        choices = self._completion.choices
+        if len(choices) == 1:
+            await self._submit_one(choices[0])
+            return
+        tasks = [asyncio.ensure_future(self._submit_one(choice)) for choice in choices]
         try:
-            return await self._frontend.generate(self._completion.request)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _submit_one(self, choice: Choice) -> None:
+        try:
+            self._streams[choice.index] = await self._frontend.generate(choice.request)
         except NotFound as error:
             raise NotFound(error.message, param="model") from error
 
-    async def _cancel(self, tokens: TokenStream) -> None:
-        request_id = self._completion.request.request_id
+    async def _cancel_rest(self) -> None:
+        """Cancel what was submitted and hasn't finished."""
+        open_streams = [
+            (choice, tokens)
+            for choice, tokens in zip(self._completion.choices, self._streams, strict=True)
+            if tokens is not None and not choice.output.finished
+        ]
+        if open_streams:
+            await asyncio.gather(*(self._cancel(choice, tokens) for choice, tokens in open_streams))
+
+    async def _cancel(self, choice: Choice, tokens: TokenStream) -> None:
         try:
             async with asyncio.timeout(self._bounds.cancel_timeout_s):
                 await tokens.cancel()
         except (TimeoutError, MeshError) as error:
             # The answer is what counts here; the owner's lease frees the memory in the end.
-            logger.warning("request %s could not be cancelled: %r", request_id, error)
+            logger.warning("request %s could not be cancelled: %r", choice.request.request_id, error)
 
-    async def _deltas(self, tokens: TokenStream) -> AsyncGenerator[TextDelta, None]:
-        """Ends after the finish; a stream that ends without one raises `InternalError`."""
-        async for chunk in tokens:
-            delta = self._completion.output.feed(chunk)
-            yield delta
-            if delta.finish is not None:
-                return
-        raise InternalError("the token stream ended without a finish")
+    def _pieces(self) -> AsyncGenerator[Piece, None]:
+        pairs = zip(self._completion.choices, self._streams, strict=True)
+        return merge([self._pieces_of(choice, tokens) for choice, tokens in pairs if tokens is not None])
 
-    async def _collect(self, tokens: TokenStream) -> ChatCompletion:
-        request = self._completion.request
-        texts: list[str] = []
-        async with aclosing(self._deltas(tokens)) as deltas:
-            async for delta in deltas:
-                texts.append(delta.text)
-                if delta.finish is not None:
-                    choice = Choice(message=AnswerMessage(content="".join(texts)), finish_reason=delta.finish)
-        return ChatCompletion(
-            id=request.request_id,
-            created=self._completion.created,
-            model=request.model,
-            choices=[choice],
-            usage=self._completion.usage(),
-        )
+    async def _pieces_of(self, choice: Choice, tokens: TokenStream) -> AsyncGenerator[Piece, None]:
+        async with aclosing(choice.pieces(tokens)) as pieces:
+            async for piece in pieces:
+                if piece.finish is not None and not choice.output.finished:
+                    # Its text is complete here; its owner need not go on while the other choices do.
+                    self._streams[choice.index] = None
+                    await self._cancel(choice, tokens)
+                yield piece
 
-    async def _send_events(self, tokens: TokenStream, send: Send) -> None:
+    async def _collect(self) -> bytes:
+        completion = self._completion
+        collected: list[list[Piece]] = [[] for _ in completion.choices]
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                collected[piece.index].append(piece)
+        answers = [WholeAnswer.of(pieces) for pieces in collected]
+        return completion.form.whole(completion.head, answers, completion.usage())
+
+    async def _send_events(self, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in stream.HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await self._send_chunks(tokens, send)
+            await self._send_pieces(send)
         except ClientGone:
             raise
         except Exception as error:
             await _send_body(send, stream.error_event(self._describe(error)))
         await _send_body(send, b"", more=False)
 
-    async def _send_chunks(self, tokens: TokenStream, send: Send) -> None:
+    async def _send_pieces(self, send: Send) -> None:
         completion = self._completion
-        events = stream.ChunkEvents(
-            completion_id=completion.request.request_id,
-            created=completion.created,
-            model=completion.request.model,
-            include_usage=completion.include_usage,
-        )
-        await _send_body(send, events.role())
-        async with aclosing(self._deltas(tokens)) as deltas:
-            async for delta in deltas:
-                if delta.text:
-                    await _send_body(send, events.content(delta.text))
-                if delta.finish is not None:
-                    end = events.finish(delta.finish) + events.usage(completion.usage()) + stream.DONE
-                    await _send_body(send, end)
+        events = stream.StreamEvents(completion.form, completion.head, include_usage=completion.include_usage)
+        opening = events.opening(len(completion.choices))
+        if opening:
+            await _send_body(send, opening)
+        left = len(completion.choices)
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                data = events.piece(piece)
+                left -= piece.finish is not None
+                if left == 0:
+                    data += events.usage(completion.usage()) + stream.DONE
+                if data:
+                    await _send_body(send, data)
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:

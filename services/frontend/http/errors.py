@@ -90,6 +90,8 @@ def _describe_mesh_error(error: MeshError, request_id: str, retry_after_s: int) 
         name, cause = type(error).__name__, error if is_bug else None
         logger.log(level, "request %s failed: %s: %s", request_id, name, error.message, exc_info=cause)
     headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     is_model = isinstance(error, NotFound) and error.param == "model"
     body = ErrorBody(
         message=error.message[:MESSAGE_CHARS_MAX],

@@ -1,6 +1,10 @@
 """Bounds of the HTTP shell."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+ToolParserName = Literal["auto", "none", "hermes", "llama3", "mistral"]
 
 
 class HttpSettings(BaseModel):
@@ -15,11 +19,13 @@ class HttpSettings(BaseModel):
     body_timeout_s: float = Field(default=30.0, gt=0.0)
     """A body that isn't complete by then gets 408."""
     completions_max: int = Field(default=4096, ge=1)
-    """Chat completions at once; further ones get 429."""
+    """Completions at once; further ones get 429."""
     output_tokens_default: int = Field(default=4096, ge=1)
-    """Output limit of requests that name none, if the context has that much left."""
+    """Output limit of chats that name none, if the context has that much left."""
     inline_chars_max: int = Field(default=4096, ge=0)
     """Prompts up to this length are tokenised on the event loop (about 1 ms), longer ones in a thread."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes tool calls; `auto` goes by its chat template, `none` refuses tools."""
     tokenizer_threads: int = Field(default=2, ge=1)
     tokenizer_queue_max: int = Field(default=256, ge=1)
     """Bodies and prompts that a thread works on or will; further ones get 429."""

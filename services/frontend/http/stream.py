@@ -1,11 +1,12 @@
-"""Server-sent events of a chat completion."""
+"""Server-sent events of a completion."""
 
 import json
 from collections.abc import Mapping
 
+from meshift.services.frontend.http.choice import Piece
 from meshift.services.frontend.http.errors import HttpError
+from meshift.services.frontend.http.forms import AnswerForm, Head
 from meshift.services.frontend.http.schemas import Usage
-from meshift.services.frontend.text.output import TextFinish
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -16,35 +17,32 @@ HEADERS = {
 DONE = b"data: [DONE]\n\n"
 
 
-class ChunkEvents:
-    """The events of one stream: role, content..., finish, usage if it was asked for."""
+class StreamEvents:
+    """The events of one stream: openings, pieces, usage if it was asked for."""
 
-    def __init__(self, *, completion_id: str, created: int, model: str, include_usage: bool) -> None:
-        self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
+    def __init__(self, form: AnswerForm, head: Head, *, include_usage: bool) -> None:
+        self._form = form
+        self._envelope = form.envelope(head)
         self._include_usage = include_usage
 
-    def role(self) -> bytes:
-        """The first event."""
-        return self._choice({"role": "assistant", "content": ""})
+    def opening(self, count: int) -> bytes:
+        """The first events of `count` choices."""
+        openings = (self._form.opening(index) for index in range(count))
+        return b"".join(self._choice(choice) for choice in openings if choice is not None)
 
-    def content(self, text: str) -> bytes:
-        """A piece of the answer."""
-        return self._choice({"content": text})
-
-    def finish(self, reason: TextFinish) -> bytes:
-        """Why it ends."""
-        return self._choice({}, reason)
+    def piece(self, piece: Piece) -> bytes:
+        """A piece of a choice, and its end if it has one."""
+        return b"".join(self._choice(choice) for choice in self._form.pieces(piece))
 
     def usage(self, usage: Usage) -> bytes:
         """The counts, with no choice; nothing if they were not asked for."""
         if not self._include_usage:
             return b""
-        return _event({**self._head, "choices": [], "usage": usage.model_dump()})
+        return _event({**self._envelope, "choices": [], "usage": usage.model_dump()})
 
-    def _choice(self, delta: Mapping[str, str], reason: TextFinish | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _choice(self, choice: Mapping[str, object]) -> bytes:
         usage = {"usage": None} if self._include_usage else {}
-        return _event({**self._head, "choices": [choice], **usage})
+        return _event({**self._envelope, "choices": [choice], **usage})
 
 
 def error_event(error: HttpError) -> bytes:

@@ -39,16 +39,29 @@ class Detokenizer(Protocol):
         """The rest, once no token follows: what was held back as incomplete."""
 
 
-def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
-    """How to make detokenisers for a tokeniser, which must not change any more. Raises `UnsupportedDecoder`."""
+def detokenizer_factory(tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> Callable[[], Detokenizer]:
+    """How to make detokenisers for a tokeniser, which must not change any more. Special tokens have no text, except
+    those in `shown`. Raises `UnsupportedDecoder`."""
+    steps = _decoder_steps(tokenizer)
+    names = [str(step["type"]) for step in steps]
+    silent = _special_ids(tokenizer, shown)
+    if names == ["ByteLevel"]:
+        token_bytes = _TokenBytes(tokenizer, silent)
+        return lambda: ByteLevelDetokenizer(token_bytes)
+    _check_pieces(steps)
+    pieces = _Pieces(tokenizer, silent, byte_fallback="ByteFallback" in names)
+    return lambda: PieceDetokenizer(pieces)
+
+
+def token_reader(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """The bytes that a token stands for anywhere but at the beginning, special tokens as they are written. Raises
+    `UnsupportedDecoder`."""
     steps = _decoder_steps(tokenizer)
     names = [str(step["type"]) for step in steps]
     if names == ["ByteLevel"]:
-        token_bytes = _TokenBytes(tokenizer)
-        return lambda: ByteLevelDetokenizer(token_bytes)
+        return _TokenBytes(tokenizer, frozenset()).__getitem__
     _check_pieces(steps)
-    pieces = _Pieces(tokenizer, byte_fallback="ByteFallback" in names)
-    return lambda: PieceDetokenizer(pieces)
+    return _Pieces(tokenizer, frozenset(), byte_fallback="ByteFallback" in names).bytes_of
 
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[Mapping[str, Any]]:
@@ -83,16 +96,17 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return frozenset(index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+def _special_ids(tokenizer: Tokenizer, shown: frozenset[str]) -> frozenset[int]:
+    added = tokenizer.get_added_tokens_decoder().items()
+    return frozenset(index for index, token in added if token.special and token.content not in shown)
 
 
 class _TokenBytes:
     """Token id to bytes, filled on demand; shared by all outputs of a tokeniser."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, silent: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = dict.fromkeys(_special_ids(tokenizer), b"")
+        self._known: dict[int, bytes] = dict.fromkeys(silent, b"")
 
     def __getitem__(self, token: int) -> bytes:
         known = self._known.get(token)
@@ -125,19 +139,27 @@ class ByteLevelDetokenizer:
 class _Pieces:
     """What a piece detokeniser asks of its tokeniser."""
 
-    def __init__(self, tokenizer: Tokenizer, *, byte_fallback: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, silent: frozenset[int], *, byte_fallback: bool) -> None:
         self._tokenizer = tokenizer
-        self._special = _special_ids(tokenizer)
+        self._silent = silent
         self._byte_fallback = byte_fallback
 
     def has_text(self, token: int) -> bool:
-        return token >= 0 and token not in self._special and self._tokenizer.id_to_token(token) is not None
+        return token >= 0 and token not in self._silent and self._tokenizer.id_to_token(token) is not None
 
     def is_byte(self, token: int) -> bool:
         return self._byte_fallback and _BYTE_PIECE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def bytes_of(self, token: int) -> bytes:
+        if not self.has_text(token):
+            return b""
+        if self.is_byte(token):
+            return bytes([int((self._tokenizer.id_to_token(token) or "")[3:5], 16)])
+        # Behind itself, so that it isn't the first token, which may lose its space.
+        return self.decode((token, token))[len(self.decode((token,))) :].encode()
 
 
 class PieceDetokenizer:

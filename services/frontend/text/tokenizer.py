@@ -6,19 +6,28 @@ itself loads torch where that is installed.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
 from meshift.schemas.errors import InternalError, InvalidRequest
-from meshift.services.frontend.text.detokenizer import Detokenizer, UnsupportedDecoder, detokenizer_factory
+from meshift.services.frontend.text.detokenizer import (
+    Detokenizer,
+    UnsupportedDecoder,
+    detokenizer_factory,
+    token_reader,
+)
 
 logger = logging.getLogger(__name__)
 
-ChatMessage = Mapping[str, str]
-"""`role` and `content`, and what else the template reads: `name`, `tool_call_id`."""
+ChatMessage = Mapping[str, Any]
+"""`role` and `content`, and what else the template reads: `name`, `tool_call_id`, `tool_calls`."""
+
+ToolDefinition = Mapping[str, Any]
+"""OpenAI's form of a tool, which is what templates read."""
 
 
 class TokenizerError(InternalError):
@@ -35,7 +44,8 @@ class ChatTokenizer:
         # Set once: setting them for each call, as `fast(...)` does, fails when threads overlap.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._make_detokenizer = detokenizer_factory(self._tokenizer)
+        self._make_detokenizer = {frozenset[str](): detokenizer_factory(self._tokenizer)}
+        self._read_token = token_reader(self._tokenizer)
         self._template = _template_of(fast)
         self.eos_ids = eos_ids
         """Tokens that end an output."""
@@ -66,14 +76,20 @@ class ChatTokenizer:
         """Whether the template has something to say on the role `developer`."""
         return self._template is not None and "developer" in self._template
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template; empty if there is none."""
+        return self._template or ""
+
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[ToolDefinition] = ()) -> str:
         """The prompt that asks for the assistant's next message. Raises `InvalidRequest` if there is no template or it
         refuses these messages."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template", param="messages")
         chat = [dict(message) for message in messages]
         try:
-            return str(self._fast.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+            given: list[dict[Any, Any] | Callable[..., Any]] | None = [dict(tool) for tool in tools] or None
+            return str(self._fast.apply_chat_template(chat, tools=given, tokenize=False, add_generation_prompt=True))
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
         except Exception as error:  # a template is a program; what it trips over is in the messages
@@ -81,11 +97,11 @@ class ChatTokenizer:
             message = "the chat template can't render these messages"
             raise InvalidRequest(message, param="messages") from error
 
-    def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def apply_chat_template(self, messages: Sequence[ChatMessage], tools: Sequence[ToolDefinition] = ()) -> list[int]:
         """The prompt of a chat in tokens. As in all servers of this kind, a special token that a message spells out is
         that token. Raises `InvalidRequest`."""
         # The template writes the beginning-of-sequence token itself.
-        return self.encode(self.render(messages))
+        return self.encode(self.render(messages, tools))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Text to tokens."""
@@ -96,9 +112,15 @@ class ChatTokenizer:
         """Tokens to text, special tokens left out."""
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def detokenizer(self) -> Detokenizer:
-        """A new one, for one output."""
-        return self._make_detokenizer()
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for; special tokens as they are written."""
+        return self._read_token(token)
+
+    def detokenizer(self, shown: frozenset[str] = frozenset()) -> Detokenizer:
+        """A new one, for one output. Special tokens have no text, except those in `shown`."""
+        if shown not in self._make_detokenizer:
+            self._make_detokenizer[shown] = detokenizer_factory(self._tokenizer, shown)
+        return self._make_detokenizer[shown]()
 
 
 def _template_of(fast: PreTrainedTokenizerFast) -> str | None:

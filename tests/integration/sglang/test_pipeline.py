@@ -13,13 +13,13 @@ from meshift.backends.sglang.engine import SglangEngine
 from meshift.schemas.errors import Unavailable
 from tests.contract.engine_kit import Rig
 from tests.contract.engine_suite import EngineGenerationSuite
-from tests.integration.sglang.conftest import descendants, ended, left_alive, running
+from tests.integration.sglang.conftest import descendants, left_alive, running
 from tests.integration.sglang.generation import compare
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
-NOTICE_S_MAX = 0.2
-"""Until the listener knows of a dead rank."""
+NOTICE_S_MAX = 1.0
+"""Until the listener knows of a dead rank: some milliseconds, more on full cores."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -73,7 +73,6 @@ async def test_death_of_a_stage(staged_engine: Rig) -> None:
     rig.engine.cancel(next(iter(rig.listener.streams)))
     assert rig.engine.load().capacity == rig.info.capacity
     await rig.engine.stop(rig.timeout_s)
-    assert left_alive(rig.info.rank_pids) == []
-    await ended(processes)
+    assert left_alive(processes) == []
     assert rig.listener.calls == calls
     assert rig.listener.problems == []

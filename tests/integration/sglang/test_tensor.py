@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from meshift.backends.sglang.engine import SglangEngine
 from tests.contract.engine_kit import Rig
 from tests.contract.engine_suite import EngineStopSuite
-from tests.integration.sglang.conftest import descendants, ended, left_alive, running
+from tests.integration.sglang.conftest import descendants, left_alive, running
 from tests.integration.sglang.generation import compare
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
@@ -26,9 +27,13 @@ async def test_two_tensor_ranks_give_what_one_gives(base: Rig, split_engine: Rig
     await split_engine.settle()
 
 
-def remains() -> set[str]:
-    """What ranks could leave in the file system."""
-    return {str(path) for pattern in ("/dev/shm/*", "/tmp/meshift-*") for path in Path("/").glob(pattern[1:])}
+def traces(rig: Rig) -> list[Path]:
+    """What the engine has in the file system: its sockets' folder, and its ranks' shared memory."""
+    assert isinstance(rig.engine, SglangEngine)
+    assert rig.engine._instance._link is not None
+    mapped = [line.split() for pid in rig.info.rank_pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    shared = {Path(words[5]) for words in mapped if len(words) == 6 and words[5].startswith("/dev/shm/")}
+    return [rig.engine._instance._link.folder, *shared]
 
 
 class TestStop(EngineStopSuite):
@@ -36,9 +41,8 @@ class TestStop(EngineStopSuite):
 
     @pytest_asyncio.fixture(loop_scope="session")
     async def rig(self, split_engine: Rig) -> AsyncIterator[Rig]:
-        processes = descendants(split_engine.info.rank_pids)
-        before = remains()
+        processes, files = descendants(split_engine.info.rank_pids), traces(split_engine)
+        assert all(path.exists() for path in files)
         yield split_engine
-        assert left_alive(split_engine.info.rank_pids) == []
-        await ended(processes)
-        assert len(remains() - before) == 0
+        assert left_alive(processes) == []
+        assert [path for path in files if path.exists()] == []

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from meshift.schemas.admin import OpenRequest
 from meshift.schemas.errors import MeshError
 from meshift.schemas.identity import Owner
-from meshift.schemas.instances import InstanceState, LoadReport, ModelInfo
-from meshift.schemas.requests import Finish, FinishReason
+from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo
+from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.services.frontend.api import Chunk, GenerateRequest
 
 
@@ -43,6 +44,17 @@ class Fail:
 Step = Emit | Raw | Wait | Fail
 
 STOPPED = Finish(reason=FinishReason.STOP)
+
+
+def logprob_of(token: int, top: int) -> TokenLogprob:
+    """Made up from the token: it is the likeliest of `top`, the next ids follow."""
+    value = -(token % 7 + 1) / 8
+    return TokenLogprob(value, tuple((token + place, value - place) for place in range(top)))
+
+
+def logprobs_of(tokens: Sequence[int], top: int | None) -> Sequence[TokenLogprob] | None:
+    """Those of a chunk, if they were asked for."""
+    return None if top is None else [logprob_of(token, top) for token in tokens]
 
 
 @dataclass
@@ -83,7 +95,7 @@ class FakeStream:
                     yield chunk
                 case Emit(tokens, finish):
                     start, self.emitted = self.emitted, self.emitted + len(tokens)
-                    yield Chunk(start, tokens, finish)
+                    yield Chunk(start, tokens, finish, logprobs_of(tokens, self.request.sampling.logprobs))
 
     async def cancel(self) -> None:
         self.cancels += 1
@@ -136,6 +148,9 @@ class FakeFrontend:
     has_scheduler: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
+    still_open: list[OpenRequest] = field(default_factory=list)
+    drained: list[tuple[str, float]] = field(default_factory=list)
+    drain_error: MeshError | None = None
     abandoned: int = 0
     """Calls of `generate` that were cancelled."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -151,6 +166,15 @@ class FakeFrontend:
 
     def instances(self) -> list[LoadReport]:
         return [load_report(model, f"worker-{index}") for index, model in enumerate(self.model_list)]
+
+    def open_requests(self) -> list[OpenRequest]:
+        return self.still_open
+
+    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
+        if self.drain_error is not None:
+            raise self.drain_error
+        self.drained.append((instance_id, deadline_s))
+        return DrainReply(owner=Owner(instance_id=instance_id, incarnation=1), requests_left=3)
 
     def ready(self) -> bool:
         return self.is_ready

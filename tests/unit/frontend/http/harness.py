@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from meshift.schemas.requests import Finish, FinishReason
 from meshift.services.frontend.api import GenerateRequest
-from meshift.services.frontend.http import HttpSettings, create_app
+from meshift.services.frontend.http import Access, HttpSettings, create_app
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
 from tests.unit.frontend.fake_frontend import STOPPED, Emit, FakeFrontend, Script, Step, model_info
@@ -23,6 +23,7 @@ WAIT_S = 5.0
 """No wait of these tests takes that long, unless it fails."""
 
 CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 CREATED = 1_700_000_000
 
 HELLO: Mapping[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -47,6 +48,11 @@ class Shell:
         async with self.client() as client:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             return await asyncio.wait_for(client.post(CHAT, json=body, headers=named), WAIT_S)
+
+    async def post_text(self, **body: object) -> httpx.Response:
+        """A plain completion request."""
+        async with self.client() as client:
+            return await asyncio.wait_for(client.post(TEXT, json={"model": "tiny", **body}), WAIT_S)
 
     async def get(self, path: str) -> httpx.Response:
         async with self.client() as client:
@@ -78,18 +84,25 @@ def ended(reason: FinishReason, **values: Any) -> Finish:
     return Finish(reason=reason, **values)
 
 
+OPEN = Access(clients=None, admins=None)
+
 MakeShell = Callable[..., Shell]
 
 
 def make_shell(
-    folder: Path, tokenizer: ChatTokenizer, *, frontend: FakeFrontend | None = None, **settings: Any
+    folder: Path,
+    tokenizer: ChatTokenizer,
+    *,
+    frontend: FakeFrontend | None = None,
+    access: Access = OPEN,
+    **settings: Any,
 ) -> Shell:
     """An application whose model `tiny` has the tokeniser of `folder`, already loaded."""
     frontend = frontend or FakeFrontend([model_info(path=str(folder))])
     registry = TokenizerRegistry(load=lambda _folder: tokenizer)
     for model in frontend.models():
         registry.get(model)
-    app = create_app(frontend, registry, HttpSettings(**settings), clock=lambda: CREATED + 0.5)
+    app = create_app(frontend, registry, HttpSettings(**settings), access=access, clock=lambda: CREATED + 0.5)
     return Shell(app, frontend, tokenizer)
 
 
@@ -115,6 +128,12 @@ def text_of(events: Sequence[Any]) -> str:
     """The answer that a stream's events add up to."""
     choices = [choice for event in events if event != "[DONE]" for choice in event.get("choices", ())]
     return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+def choices_of(events: Sequence[Any], index: int) -> list[Any]:
+    """What a stream's events say on one choice."""
+    choices = [choice for event in events if event != "[DONE]" for choice in event["choices"]]
+    return [choice for choice in choices if choice["index"] == index]
 
 
 @dataclass

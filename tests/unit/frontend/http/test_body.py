@@ -87,7 +87,7 @@ async def test_a_client_that_leaves_while_it_sends_gets_no_answer(shell: Shell) 
     connection.gone.set()
     await asyncio.wait_for(connection.run(), WAIT_S)
     assert connection.sent.empty()
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ async def test_leaving_before_the_first_token_cancels(shell: Shell, streams: boo
     connection.gone.set()
     await asyncio.wait_for(call, WAIT_S)
     assert shell.frontend.streams[0].cancels == 1
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -35,7 +35,7 @@ async def test_leaving_in_mid_stream_cancels(shell: Shell, streams: bool) -> Non
     connection.gone.set()
     await asyncio.wait_for(call, WAIT_S)
     assert shell.frontend.streams[0].cancels == 1
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 async def test_leaving_before_the_core_has_taken_it_cancels_the_submission(shell: Shell) -> None:
@@ -48,7 +48,7 @@ async def test_leaving_before_the_core_has_taken_it_cancels_the_submission(shell
     await asyncio.wait_for(call, WAIT_S)
     assert shell.frontend.abandoned == 1
     assert connection.sent.empty()
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 async def test_the_role_comes_as_soon_as_the_core_has_taken_it(shell: Shell) -> None:
@@ -70,7 +70,7 @@ async def test_a_client_that_reads_nothing_counts_as_gone(make: MakeShell) -> No
     connection = Connection(shell.app, stuck=True)
     await asyncio.wait_for(connection.run(), WAIT_S)
     assert shell.frontend.streams[0].cancels == 1
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 async def test_leaving_after_the_end_cancels_nothing(shell: Shell) -> None:
@@ -118,7 +118,7 @@ async def test_too_many_completions_are_refused_and_room_comes_back(make: MakeSh
     go.set()
     assert [(await call).status_code for call in calls] == [200, 200]
     assert (await shell.post()).status_code == 200
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 def _waiting(shell: Shell, go: asyncio.Event) -> Script:
@@ -128,7 +128,7 @@ def _waiting(shell: Shell, go: asyncio.Event) -> Script:
 @pytest.mark.parametrize("body", [{}, {**HELLO, "model": "absent"}, {**HELLO, "max_tokens": 10**6}])
 async def test_refused_requests_leave_no_trace(shell: Shell, body: object) -> None:
     await shell.post(body)
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 async def test_any_moment_is_a_good_one_to_leave(shell: Shell) -> None:
@@ -144,6 +144,6 @@ async def test_any_moment_is_a_good_one_to_leave(shell: Shell) -> None:
     for stream in shell.frontend.streams:
         finished = stream.emitted == len(shell.tokenizer.encode("Paris is the capital"))
         assert finished or stream.cancels == 1
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
     assert shell.frontend.abandoned > 0
     assert any(stream.cancels for stream in shell.frontend.streams)

@@ -14,6 +14,7 @@ from tests.unit.frontend.fake_frontend import Emit, Fail, FakeFrontend, Raw, mod
 from tests.unit.frontend.http.harness import (
     CHAT,
     HELLO,
+    OPEN,
     MakeShell,
     Shell,
     ended,
@@ -29,6 +30,7 @@ EXPECTED: list[tuple[mesh.MeshError, int, str, str]] = [
     (mesh.InvalidRequest("m"), 400, "invalid_request_error", "invalid_request"),
     (mesh.ContextTooLong("m"), 400, "invalid_request_error", "context_length_exceeded"),
     (mesh.MessageTooLarge("m"), 413, "invalid_request_error", "request_too_large"),
+    (mesh.Unauthorized("m"), 401, "invalid_request_error", "invalid_api_key"),
     (mesh.NotFound("m"), 404, "invalid_request_error", "model_not_found"),
     (mesh.Unsupported("m"), 400, "invalid_request_error", "unsupported"),
     (mesh.Overloaded("m"), 429, "rate_limit_error", "overloaded"),
@@ -143,7 +145,7 @@ async def test_a_cancel_that_hangs_does_not_hold_the_answer(make: MakeShell, cap
     assert "could not be cancelled" in caplog.text
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/completions", "/v1/models/", "/docs", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/models/", "/redoc"])
 async def test_unknown_routes_are_not_found(shell: Shell, path: str) -> None:
     response = await shell.get(path)
     assert response.status_code == 404
@@ -167,7 +169,7 @@ async def test_a_model_without_a_tokenizer_is_our_fault_and_the_log_says_why(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     frontend = FakeFrontend([model_info(path=str(tmp_path / "absent"))])
-    app = create_app(frontend, TokenizerRegistry(), HttpSettings())
+    app = create_app(frontend, TokenizerRegistry(), HttpSettings(), access=OPEN)
     response = await Shell(app, frontend, None).post()  # type: ignore[arg-type]
     assert response.status_code == 500
     assert error_of(response)["message"] == "this frontend has no tokenizer for model 'tiny'"

@@ -43,7 +43,7 @@ async def test_a_template_that_knows_developers_sees_them(make: MakeShell, tmp_p
     folder = write_tiny_model(tmp_path, template=TEMPLATE + "{# developer #}")
     shell = make(frontend=FakeFrontend([model_info(path=str(folder))]))
     shell.tokenizer = ChatTokenizer.load(folder)
-    shell.app.state.chat._tokenizers._loaded[folder] = shell.tokenizer
+    shell.app.state.completions._tokenizers._loaded[folder] = shell.tokenizer
     assert (await prompt_of(shell, {"role": "developer", "content": "x"})).startswith("<|start|>developer\n")
 
 
@@ -146,14 +146,9 @@ async def test_null_is_every_optional_field_s_default(shell: Shell) -> None:
 
 
 UNSUPPORTED = {
-    "n": 2,
     "store": True,
-    "logprobs": True,
-    "top_logprobs": 3,
     "logit_bias": {"5": 1},
-    "response_format": {"type": "json_object"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],
@@ -176,10 +171,52 @@ async def test_fields_that_are_not_served_are_named(shell: Shell, name: str) -> 
     assert not shell.frontend.requests
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
+
+
+def schema_format(schema: object) -> dict[str, Any]:
+    return {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"not": schema}
+    return schema
+
+
 BAD_BODIES: list[tuple[dict[str, Any], str | None]] = [
     ({**HELLO, "temprature": 1}, "temprature"),
     ({**HELLO, "n": True}, "n"),
     ({**HELLO, "n": 1.0}, "n"),
+    ({**HELLO, "n": 0}, "n"),
+    ({**HELLO, "n": 129}, "n"),
+    ({**HELLO, "logprobs": 2}, "logprobs"),
+    ({**HELLO, "top_logprobs": 3}, "top_logprobs"),
+    ({**HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({**HELLO, "response_format": {"type": "xml"}}, "response_format.type"),
+    ({**HELLO, "response_format": {"type": "json_schema"}}, "response_format"),
+    ({**HELLO, "response_format": {"type": "text", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+    (schema_format({"type": "strange"}), "response_format.json_schema.schema"),
+    (schema_format([]), "response_format.json_schema.schema"),
+    (schema_format({"description": "x" * 70_000}), "response_format.json_schema.schema"),
+    (schema_format(nested(100)), "response_format.json_schema.schema"),
+    ({**HELLO, "tool_choice": "required"}, "tool_choice"),
+    ({**HELLO, "tool_choice": "perhaps"}, "tool_choice"),
+    ({**HELLO, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({**HELLO, "tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({**HELLO, "tools": [TOOL, TOOL], "tool_choice": "required"}, "tools.1.function.name"),
+    ({**HELLO, "tools": [{"type": "retrieval"}]}, "tools.0.type"),
+    ({**HELLO, "tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.0.function.name"),
+    (
+        {**HELLO, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}]},
+        "tools.0.function.parameters",
+    ),
+    (with_message(role="user", content="x", tool_calls=[CALL]), "messages.0.tool_calls"),
+    (with_message(role="assistant", tool_calls=[{**CALL, "function": {"name": "f", "arguments": "["}}]), ARGUMENTS),
+    (with_message(role="assistant", tool_calls=[]), "messages.0.content"),
     ({"messages": HELLO["messages"]}, "model"),
     ({**HELLO, "model": 5}, "model"),
     ({"model": "tiny"}, "messages"),
@@ -199,7 +236,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str | None]] = [
         "messages.0.content.0.type",
     ),
     (with_message(role="user", content="x", weight=1), "messages.0.weight"),
-    (with_message(role="assistant", content="x", tool_calls=[{"id": "1"}]), "messages.0.tool_calls"),
+    (with_message(role="assistant", content="x", tool_calls=[{"id": "1"}]), "messages.0.tool_calls.0.function"),
     (with_message(role="user", content="x", name=5), "messages.0.name"),
     ({**HELLO, "stream": "yes"}, "stream"),
     ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options"),

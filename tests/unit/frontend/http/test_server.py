@@ -133,7 +133,7 @@ async def test_a_closed_connection_cancels_the_request(shell: Shell, streams: bo
         writer.close()
         await shell.frontend.streams[0].cancelled.wait()
     assert shell.frontend.streams[0].cancels == 1
-    assert shell.app.state.chat.running == 0
+    assert shell.app.state.completions.running == 0
 
 
 async def test_a_body_that_is_far_too_large_is_refused_in_words(make: MakeShell) -> None:
@@ -237,7 +237,7 @@ async def test_the_end_of_the_application_ends_its_threads(make: MakeShell) -> N
     async with serving(shell) as server, httpx.AsyncClient(timeout=WAIT_S) as client:
         assert (await client.post(url(server) + CHAT, json=HELLO)).status_code == 200
     with pytest.raises(RuntimeError, match="shutdown"):
-        await shell.app.state.chat._threads.run(int)
+        await shell.app.state.completions._threads.run(int)
 
 
 async def until_refused(port: int) -> None:

@@ -63,7 +63,7 @@ async def test_closed_threads_take_nothing_and_keep_no_place() -> None:
 
 async def test_too_many_long_prompts_are_refused(make: MakeShell) -> None:
     shell, gate = make(inline_chars_max=0, tokenizer_threads=1, tokenizer_queue_max=1), threading.Event()
-    blocked = asyncio.ensure_future(shell.app.state.chat._threads.run(gate.wait, WAIT_S))
+    blocked = asyncio.ensure_future(shell.app.state.completions._threads.run(gate.wait, WAIT_S))
     await asyncio.sleep(0)
     try:
         response = await shell.post(HELLO)

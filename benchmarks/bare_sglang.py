@@ -1,0 +1,117 @@
+"""A stock SGLang server beside the mesh, with the server arguments of the mesh's own engine."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from meshift.backends.sglang.arguments import rank_environment, server_arguments
+from meshift.backends.sglang.plugin.activate import ENGINE_VARIABLE
+from meshift.backends.sglang.processes import free_loopback_port
+from meshift.backends.sglang.settings import SglangSettings
+from meshift.services.launcher.parent_death import end_with_parent
+
+SERVER = (sys.executable, "-P", "-m", "sglang.launch_server")
+START_DEADLINE_S = 480.0
+STOP_DEADLINE_S = 20.0
+POLL_S = 0.2
+LOG_TAIL_CHARS = 3_000
+
+OURS_ALONE = (ENGINE_VARIABLE, "SGLANG_USE_PICKLE_IPC")
+"""What makes a process a rank of a worker; without it SGLang is stock, but for running on any CPU."""
+
+
+class BareServerError(Exception):
+    """The server didn't come up; the message has its last words."""
+
+
+@dataclass
+class BareServer:
+    """A running `sglang.launch_server`."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        """Of its main process; the others are its children."""
+        return self.process.pid
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Flags for SGLang's server arguments. Raises ValueError for a value that has no flag."""
+    words = []
+    for name, value in arguments.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, str | int | float) and value is not False:
+            words += [flag, str(value)]
+        elif value is not False:
+            raise ValueError(f"{name}: {value!r} can't be a flag")
+    return words
+
+
+def environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[str, str]:
+    """That of a rank, threads and platform alike, without what makes it one of ours."""
+    return {name: value for name, value in rank_environment(settings, base).items() if name not in OURS_ALONE}
+
+
+@contextlib.asynccontextmanager
+async def running_bare_server(settings: SglangSettings, log_path: Path) -> AsyncIterator[BareServer]:
+    """The server, ready; ended afterwards with all its processes. Raises BareServerError."""
+    port = free_loopback_port()
+    words = [*SERVER, "--host", "127.0.0.1", "--port", str(port), *command_line(server_arguments(settings))]
+    with log_path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment(settings, os.environ),
+            start_new_session=True,
+            preexec_fn=end_with_parent(),
+        )
+    server = BareServer(f"http://127.0.0.1:{port}", process, log_path)
+    try:
+        await _until_ready(server)
+        yield server
+    finally:
+        await _end(process)
+
+
+async def _until_ready(server: BareServer) -> None:
+    try:
+        async with asyncio.timeout(START_DEADLINE_S), httpx.AsyncClient() as client:
+            while server.process.returncode is None:
+                with contextlib.suppress(httpx.HTTPError):
+                    # Answers 200 only once the server's own warm-up request has been served.
+                    if (await client.get(f"{server.url}/health")).status_code == httpx.codes.OK:
+                        return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise BareServerError(f"not ready after {START_DEADLINE_S:g} s:\n{_tail(server.log_path)}") from None
+    raise BareServerError(f"ended with status {server.process.returncode}:\n{_tail(server.log_path)}")
+
+
+def _tail(path: Path) -> str:
+    return path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM to the main process, which ends the others; then the whole group by force."""
+    if process.returncode is None:
+        process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_DEADLINE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

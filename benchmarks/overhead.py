@@ -1,0 +1,181 @@
+"""What the mesh costs over a bare SGLang server: throughput at saturation, and time to first token when idle.
+
+Both servers stay up, with equal server arguments on the same cores, and take turns. The one that waits sleeps
+(`--sleep-on-idle`); the CPU time that it takes nevertheless is among the samples.
+"""
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from pydantic import Field
+
+from meshift.benchmarks.bare_sglang import running_bare_server
+from meshift.benchmarks.bench_serving import Load, bench_serving
+from meshift.benchmarks.cpu_time import cpu_s
+from meshift.benchmarks.mesh_process import running_mesh
+from meshift.benchmarks.report import BenchmarkSettings, print_table, write_result
+from meshift.benchmarks.rest import stream_chat
+from meshift.services.cli.model import resolve_model
+from meshift.services.cli.settings import parse_settings
+from meshift.services.worker.engines import EngineSettings, sglang_settings
+
+Side = Literal["bare", "mesh"]
+SIDES: tuple[Side, Side] = ("bare", "mesh")
+
+QUICK_PAIRS = 3
+QUICK_FIRST_TOKEN_PAIRS = 20
+WARM_UP_CHATS = 4
+FIRST_TOKEN_OUTPUT_TOKENS = 4
+CHAT_DEADLINE_S = 120.0
+WORDS = ("sea", "lamp", "bread", "moon", "road", "winter", "clock", "dog", "river", "tall", "green", "slow", "seven")
+
+
+class OverheadSettings(BenchmarkSettings):
+    """Compare the mesh with one worker to a bare SGLang server with equal arguments."""
+
+    model: str = Field("smollm2", description="a prepared model's name, or a folder")
+    pairs: int = Field(5, ge=1, description="runs at saturation of each side (--quick: 3)")
+    requests: int = Field(24, ge=1, description="requests of a run")
+    concurrency: int = Field(8, ge=1, description="requests at once")
+    input_tokens: int = Field(64, ge=1, description="length of a prompt")
+    output_tokens: int = Field(32, ge=1, description="length of an answer")
+    first_token_pairs: int = Field(60, ge=1, description="single requests of each side (--quick: 20)")
+    seed: int = Field(0, description="of prompts and of the order within pairs")
+
+
+@dataclass
+class Samples:
+    """What was measured: lines of the raw file."""
+
+    throughput: list[dict[str, Any]] = field(default_factory=list)
+    first_token: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where both sides are."""
+
+    urls: dict[Side, str]
+    pids: dict[Side, int]
+
+    def cpu_s(self) -> dict[Side, float]:
+        """What each has used so far."""
+        return {side: cpu_s(pid) for side, pid in self.pids.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it."""
+    settings = parse_settings(OverheadSettings, "meshift bench overhead", arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        samples = asyncio.run(_run(settings, resolve_model(settings.model), Path(folder)))
+    result = summary(samples)
+    print_table([(key, str(value)) for key, value in result.items()])
+    print_table([(f"cpu_ms_per_token {side}", f"{value:.2f}") for side, value in cpu_ms_per_token(samples).items()])
+    write_result(settings.json_path, result, [*samples.throughput, *samples.first_token])
+    return 0
+
+
+async def _run(settings: OverheadSettings, model: Path, folder: Path) -> Samples:
+    engine = sglang_settings(EngineSettings(model=model))
+    samples = Samples()
+    print("starting the mesh, then the bare server...", flush=True)
+    async with (
+        running_mesh(folder / "mesh", "--workers", "1", "--model", str(model)) as mesh,
+        running_bare_server(engine, folder / "bare.log") as bare,
+    ):
+        servers = Servers({"bare": bare.url, "mesh": mesh.url}, {"bare": bare.pid, "mesh": mesh.process.pid})
+        await measure_first_tokens(settings, model.name, servers, samples)
+        await measure_throughput(settings, model, servers, samples, folder)
+    return samples
+
+
+async def measure_throughput(
+    settings: OverheadSettings, model: Path, servers: Servers, samples: Samples, folder: Path
+) -> None:
+    """Pairs of runs with equal prompts; who comes first alternates."""
+    load = Load(model, settings.requests, settings.concurrency, settings.input_tokens, settings.output_tokens)
+    for pair in range(QUICK_PAIRS if settings.quick else settings.pairs):
+        for side in alternating(pair):
+            before, begin_s = servers.cpu_s(), time.monotonic()
+            output = folder / f"{side}-{pair}.jsonl"
+            result = await bench_serving(servers.urls[side], load, settings.seed + pair, output)
+            used = {name: after - before[name] for name, after in servers.cpu_s().items()}
+            sample = {"measure": "throughput", "pair": pair, "side": side, **result, "cpu_s": used}
+            sample["wall_s"] = time.monotonic() - begin_s
+            samples.throughput.append(sample)
+            print(f"pair {pair + 1}, {side}: {result['output_throughput']:.1f} tokens/s", flush=True)
+
+
+async def measure_first_tokens(settings: OverheadSettings, model: str, servers: Servers, samples: Samples) -> None:
+    """Pairs of single streamed chats with equal prompts that neither side has seen."""
+    chance = random.Random(settings.seed)
+    pairs = QUICK_FIRST_TOKEN_PAIRS if settings.quick else settings.first_token_pairs
+    async with (
+        httpx.AsyncClient(base_url=servers.urls["bare"], timeout=CHAT_DEADLINE_S) as bare,
+        httpx.AsyncClient(base_url=servers.urls["mesh"], timeout=CHAT_DEADLINE_S) as mesh,
+    ):
+        clients: dict[Side, httpx.AsyncClient] = {"bare": bare, "mesh": mesh}
+        for pair in range(-WARM_UP_CHATS, pairs):
+            body = short_chat(model, chance)
+            for side in alternating(pair):
+                begin_s = time.monotonic()
+                chat = await stream_chat(clients[side], body)
+                sample = {"measure": "first_token", "pair": pair, "side": side, "ttft_ms": 1e3 * chat.first_text_s}
+                if pair >= 0:
+                    samples.first_token.append({**sample, "total_ms": 1e3 * (time.monotonic() - begin_s)})
+
+
+def alternating(pair: int) -> tuple[Side, ...]:
+    """The order within a pair."""
+    return SIDES if pair % 2 == 0 else SIDES[::-1]
+
+
+def short_chat(model: str, chance: random.Random) -> dict[str, Any]:
+    """A chat that begins with a random number, so that no prefix of it is cached."""
+    text = " ".join([str(chance.randrange(10**9)), *chance.choices(WORDS, k=16)])
+    return {
+        "model": model,
+        "messages": [{"role": "system", "content": text}, {"role": "user", "content": "Go on."}],
+        "max_tokens": FIRST_TOKEN_OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def summary(samples: Samples) -> dict[str, Any]:
+    """The figures, each the median over pairs."""
+    ratios = [mesh / bare for bare, mesh in paired(samples.throughput, "output_throughput")]
+    added = [mesh - bare for bare, mesh in paired(samples.first_token, "ttft_ms")]
+    return {
+        "throughput_ratio": round(statistics.median(ratios), 4),
+        "throughput_ratio_spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        "ttft_added_ms_p50": round(statistics.median(added), 2),
+    }
+
+
+def cpu_ms_per_token(samples: Samples) -> dict[str, float]:
+    """CPU time of each side's processes for a token at saturation, and of each while the other works, for a second."""
+    result: dict[str, float] = {}
+    for side, other in (SIDES, SIDES[::-1]):
+        runs = [sample for sample in samples.throughput if sample["side"] == side]
+        tokens = sum(run["total_output_tokens"] for run in runs)
+        result[side] = 1e3 * sum(run["cpu_s"][side] for run in runs) / tokens
+        result[f"{other}, idle, per second"] = (
+            1e3 * sum(run["cpu_s"][other] for run in runs) / sum(run["wall_s"] for run in runs)
+        )
+    return result
+
+
+def paired(samples: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """A measure of both sides, (bare, mesh), for each pair."""
+    values = {(sample["pair"], sample["side"]): float(sample[name]) for sample in samples}
+    pairs = sorted({pair for pair, _ in values})
+    return [(values[pair, "bare"], values[pair, "mesh"]) for pair in pairs]

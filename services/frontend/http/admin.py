@@ -1,0 +1,27 @@
+"""What operators ask of a frontend."""
+
+from fastapi import FastAPI, Request
+
+from meshift.schemas.admin import DrainBody, InstanceList, RequestList
+from meshift.schemas.instances import DrainReply
+from meshift.services.frontend.api import Frontend
+from meshift.services.frontend.http import openapi
+from meshift.services.frontend.http.body import parse_body, read_body
+from meshift.services.frontend.http.settings import HttpSettings
+
+
+def add_admin_routes(app: FastAPI, frontend: Frontend, settings: HttpSettings) -> None:
+    """`/admin/...`; the middleware in front of them asks for an admin key."""
+
+    @app.get("/admin/instances")
+    async def instances() -> InstanceList:
+        return InstanceList(data=tuple(frontend.instances()))
+
+    @app.get("/admin/requests")
+    async def requests() -> RequestList:
+        return RequestList(data=tuple(frontend.open_requests()))
+
+    @app.post("/admin/instances/{instance_id}/drain", openapi_extra=openapi.DRAIN_ROUTE)
+    async def drain(instance_id: str, request: Request) -> DrainReply:
+        body = await read_body(request, bytes_max=settings.body_bytes_max, timeout_s=settings.body_timeout_s)
+        return await frontend.drain(instance_id, parse_body(DrainBody, body).deadline_s)

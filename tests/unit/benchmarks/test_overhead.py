@@ -1,0 +1,112 @@
+"""The arithmetic and the fairness of the overhead benchmark; the servers themselves are too slow for here."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshift.backends.sglang.arguments import server_arguments
+from meshift.backends.sglang.plugin.activate import CPU_PLATFORM_VARIABLE, ENGINE_VARIABLE
+from meshift.benchmarks.bare_sglang import command_line, environment
+from meshift.benchmarks.bench_serving import Load, LoadError, check_result
+from meshift.benchmarks.cpu_time import cpu_s, tree
+from meshift.benchmarks.overhead import Samples, alternating, paired, short_chat, summary
+from meshift.services.worker.engines import EngineSettings, sglang_settings
+
+LOAD = Load(Path("m"), requests=2, concurrency=1, input_tokens=4, output_tokens=8)
+
+
+def throughput(pair: int, side: str, value: float) -> dict[str, Any]:
+    return {"pair": pair, "side": side, "output_throughput": value}
+
+
+def first_token(pair: int, side: str, value: float) -> dict[str, Any]:
+    return {"pair": pair, "side": side, "ttft_ms": value}
+
+
+def test_figures_are_medians_of_pairs() -> None:
+    samples = Samples(
+        throughput=[
+            throughput(1, "mesh", 99.0),
+            throughput(1, "bare", 100.0),
+            throughput(0, "bare", 50.0),
+            throughput(0, "mesh", 45.0),
+            throughput(2, "bare", 10.0),
+            throughput(2, "mesh", 11.0),
+        ],
+        first_token=[first_token(0, "bare", 100.0), first_token(0, "mesh", 104.0)],
+    )
+    assert summary(samples) == {
+        "throughput_ratio": 0.99,
+        "throughput_ratio_spread": [0.9, 1.1],
+        "ttft_added_ms_p50": 4.0,
+    }
+
+
+def test_a_pair_without_its_other_half_is_refused() -> None:
+    with pytest.raises(KeyError):
+        paired([throughput(0, "bare", 1.0)], "output_throughput")
+
+
+def test_the_order_alternates_also_before_the_first_pair() -> None:
+    assert [alternating(pair)[0] for pair in range(-2, 3)] == ["bare", "mesh", "bare", "mesh", "bare"]
+
+
+def test_chats_of_one_seed_are_equal_and_of_one_run_differ() -> None:
+    chance = random.Random(0)
+    chats = [short_chat("m", chance) for _ in range(20)]
+    assert len({chat["messages"][0]["content"] for chat in chats}) == 20
+    assert chats[0] == short_chat("m", random.Random(0))
+
+
+def test_both_sides_get_the_same_server_arguments() -> None:
+    settings = sglang_settings(EngineSettings(model=Path("folder")))
+    words = command_line(server_arguments(settings))
+    for name, value in server_arguments(settings).items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is False:
+            assert flag not in words
+        else:
+            position = words.index(flag)
+            assert value is True or words[position + 1] == str(value)
+    assert "--sleep-on-idle" in words
+
+
+def test_what_has_no_flag_is_refused() -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        command_line({"pairs": {"a": 1}})
+
+
+def test_the_bare_server_is_stock() -> None:
+    settings = sglang_settings(EngineSettings(model=Path("folder"))).model_copy(update={"device": "cpu"})
+    bare = environment(settings, {"PATH": "p"})
+    assert ENGINE_VARIABLE not in bare
+    assert bare[CPU_PLATFORM_VARIABLE] == "1"
+    assert bare["OMP_NUM_THREADS"]
+
+
+def test_a_run_counts_only_when_it_is_whole() -> None:
+    whole = {"completed": 2, "total_output_tokens": 16, "output_throughput": 1.5, "server_info": {"model": "m"}}
+    assert check_result(whole, LOAD) == {"completed": 2, "total_output_tokens": 16, "output_throughput": 1.5}
+    for change in ({"completed": 1}, {"total_output_tokens": 15}):
+        with pytest.raises(LoadError):
+            check_result(whole | change, LOAD)
+
+
+def test_cpu_time_of_a_tree() -> None:
+    burn = "import time\nwhile time.process_time() < 0.05: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert {os.getpid(), child.pid} <= set(tree(os.getpid()))
+        assert 0.04 <= cpu_s(child.pid) < 5.0
+        assert cpu_s(os.getpid()) >= cpu_s(child.pid)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdin.close()
+    assert cpu_s(child.pid) == 0.0
