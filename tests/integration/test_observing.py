@@ -57,7 +57,7 @@ async def check_metrics(mesh: MeshProcess) -> None:
     assert values["meshift_streams_ended_total", ("reason", "length")] == 1
     assert values["meshift_http_requests_total", ("route", "/v1/chat/completions"), ("status", "200")] == 1
     assert values["meshift_dispatches_total", ("decision", "fits")] == 1
-    assert values["meshift_requests_ended_total", ("instance", "worker-1"), ("reason", "length")] == 1
+    assert values["meshift_requests_ended_total", ("instance_id", "worker-1"), ("reason", "length")] == 1
     services = {dict(key[1:])["service"] for key in values if key[0] == "meshift_bus_received_total"}
     assert services == {"frontend", "scheduler", "worker"}
 

@@ -15,6 +15,7 @@ from meshift.tracing import names
 from meshift.tracing.spans import NO_TRACER
 from tests.support.traces import Recorder, context_of
 from tests.unit.frontend.fake_frontend import FakeFrontend, model_info
+from tests.unit.frontend.http.harness import OPEN
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
@@ -32,6 +33,7 @@ class Kit:
             self.frontend,
             TokenizerRegistry(),
             HttpSettings(),
+            access=OPEN,
             tracer=self.recorder.tracer,
             counters=self.counters,
             metrics=metrics,
