@@ -82,47 +82,47 @@ HTTP_DURATION: Final = Metric(
 
 # ---- instances, as the frontend hears of them ----
 
-KV_CAPACITY: Final = Metric(names.METRIC_KV_CAPACITY, _G, "Tokens that an instance's KV cache holds.", ("instance",))
+KV_CAPACITY: Final = Metric(names.METRIC_KV_CAPACITY, _G, "Tokens that an instance's KV cache holds.", ("instance_id",))
 KV_TOKENS: Final = Metric(
     names.METRIC_KV_TOKENS,
     _G,
     "Tokens in the KV cache: used, cached, free and reserved add up to the capacity.",
-    ("instance", "state"),
+    ("instance_id", "state"),
 )
 REQUESTS: Final = Metric(
     names.METRIC_REQUESTS, _G, "Requests of an instance's engine: running (in the batch) or waiting.",
-    ("instance", "state"),
+    ("instance_id", "state"),
 )  # fmt: skip
 FREENESS: Final = Metric(
-    names.METRIC_FREENESS, _G, "Decode steps that the batch can still take (Llumnix).", ("instance",)
+    names.METRIC_FREENESS, _G, "Decode steps that the batch can still take (Llumnix).", ("instance_id",)
 )
 INSTANCE_STATE: Final = Metric(
-    names.METRIC_INSTANCE_STATE, _G, "1 for the state that an instance reports.", ("instance", "state")
+    names.METRIC_INSTANCE_STATE, _G, "1 for the state that an instance reports.", ("instance_id", "state")
 )
 
 # ---- worker ----
 
-ENGINE_STEPS: Final = Metric(names.METRIC_ENGINE_STEPS, _C, "Steps of the engine.", ("instance",))
+ENGINE_STEPS: Final = Metric(names.METRIC_ENGINE_STEPS, _C, "Steps of the engine.", ("instance_id",))
 SUBMISSIONS: Final = Metric(
     names.METRIC_SUBMISSIONS, _C, "Submissions, by outcome: accepted, or the code of the refusal.",
-    ("instance", "outcome"),
+    ("instance_id", "outcome"),
 )  # fmt: skip
 REQUESTS_ENDED: Final = Metric(
-    names.METRIC_REQUESTS_ENDED, _C, "Requests that the engine ended, by finish reason.", ("instance", "reason")
+    names.METRIC_REQUESTS_ENDED, _C, "Requests that the engine ended, by finish reason.", ("instance_id", "reason")
 )
-PREEMPTIONS: Final = Metric(names.METRIC_PREEMPTIONS, _C, "Preemptions of ended requests.", ("instance",))
+PREEMPTIONS: Final = Metric(names.METRIC_PREEMPTIONS, _C, "Preemptions of ended requests.", ("instance_id",))
 PREEMPTION_LOSS: Final = Metric(
-    names.METRIC_PREEMPTION_LOSS, _C, "Time that ended requests lost to preemptions.", ("instance",), "seconds"
+    names.METRIC_PREEMPTION_LOSS, _C, "Time that ended requests lost to preemptions.", ("instance_id",), "seconds"
 )
 UNACKNOWLEDGED: Final = Metric(
-    names.METRIC_UNACKNOWLEDGED, _G, "Finishes that no frontend has acknowledged yet.", ("instance",)
+    names.METRIC_UNACKNOWLEDGED, _G, "Finishes that no frontend has acknowledged yet.", ("instance_id",)
 )
-RESENT: Final = Metric(names.METRIC_RESENT, _C, "Finishes sent again for want of an acknowledgement.", ("instance",))
+RESENT: Final = Metric(names.METRIC_RESENT, _C, "Finishes sent again for want of an acknowledgement.", ("instance_id",))
 LEASES_ENDED: Final = Metric(
-    names.METRIC_LEASES_ENDED, _C, "Requests ended because their frontend's lease had.", ("instance",)
+    names.METRIC_LEASES_ENDED, _C, "Requests ended because their frontend's lease had.", ("instance_id",)
 )
 BATCHES_LOST: Final = Metric(
-    names.METRIC_BATCHES_LOST, _C, "Token messages that the bus did not take; they are asked for.", ("instance",)
+    names.METRIC_BATCHES_LOST, _C, "Token messages that the bus did not take; they are asked for.", ("instance_id",)
 )
 
 # ---- scheduler ----

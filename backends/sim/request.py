@@ -17,27 +17,9 @@ class SimRequest:
     decode batch while it is in there; `DecodeBatch` knows the present ones."""
 
     __slots__ = (
-        "admitted_ns",
-        "arrived_ns",
-        "base",
-        "cancelled",
-        "computed",
-        "emitted",
-        "entry_step",
-        "finish_step",
-        "freeze_waiter",
-        "generated",
-        "generation",
-        "key",
-        "loss_ns",
-        "move",
-        "page_generation",
-        "pages",
-        "preempted_ns",
-        "preemptions",
-        "priority",
-        "sequence",
-        "state",
+        "admitted_ns", "arrived_ns", "base", "cancelled", "computed", "emitted", "entry_step", "finish_step",
+        "freeze_waiter", "generated", "generation", "key", "loss_ns", "move", "page_generation", "pages",
+        "preempted_ns", "preemptions", "priority", "sequence", "state",
     )  # fmt: skip
 
     def __init__(self, key: RequestKey, generation: Generation, priority: Priority) -> None:

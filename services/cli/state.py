@@ -28,6 +28,8 @@ class ClusterState(BaseModel):
     model: str
     pids: dict[str, int]
     """Instance -> process."""
+    metrics: dict[str, str] = {}
+    """Instance -> URL of its metrics, where it shows any."""
 
 
 def process_start(pid: int) -> int | None:

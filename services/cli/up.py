@@ -49,6 +49,7 @@ class UpSettings(BaseModel):
     log_dir: Path | None = Field(None, description="where the logs go; without it, `logs` in the state folder")
     state_dir: Path | None = Field(None, description="where its state goes; without it, `.meshift`")
     drain_deadline_s: float = Field(30.0, ge=0, description="at the end, time for running requests")
+    metrics: bool = Field(False, description="scheduler and workers show metrics too, at free ports that it names")
 
 
 def main(name: str, arguments: list[str]) -> int:
@@ -94,6 +95,14 @@ def free_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def free_metrics_ports(workers: int) -> dict[str, int]:
+    """A free port for each service that has no HTTP of its own, held together while they are looked for."""
+    with contextlib.ExitStack() as stack:
+        names = ("scheduler", *(f"worker-{number}" for number in range(1, workers + 1)))
+        probes = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
+        return {name: int(probe.getsockname()[1]) for name, probe in probes.items()}
+
+
 class Up:
     """One run of `meshift up`."""
 
@@ -102,6 +111,7 @@ class Up:
         self._folder = folder
         self._model = model
         self._port = port
+        self._metrics_ports = free_metrics_ports(settings.workers) if settings.metrics else {}
         self._without_keys = without_keys
         self._log_dir = (settings.log_dir or folder / "logs").absolute()
         self._started_s = time.monotonic()
@@ -162,6 +172,7 @@ class Up:
             port=self._port,
             log_dir=self._log_dir,
             drain_deadline_s=settings.drain_deadline_s,
+            metrics_ports=self._metrics_ports,
             insecure_no_keys=self._without_keys,
         )
 
@@ -171,6 +182,8 @@ class Up:
         print(f"ready {plan.url}")
         print(f"  model {self._model.name}, {plan.workers} x {self._settings.engine}; Ctrl-C ends it. Try:")
         print(f"  curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+        for name, url in plan.metrics_urls.items():
+            print(f"  metrics of {name}: {url}", flush=True)
 
     def _write_state(self, plan: MeshPlan, children: list[ChildStatus]) -> None:
         pids = {child.instance_id: child.pid for child in children if child.pid is not None}
@@ -182,6 +195,7 @@ class Up:
             nats_url=plan.nats_url,
             model=self._model.name,
             pids=pids,
+            metrics=plan.metrics_urls,
         )
         write_state(self._folder, state)
 

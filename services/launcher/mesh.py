@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -49,8 +49,16 @@ class MeshPlan:
     port: int
     log_dir: Path
     drain_deadline_s: float
+    metrics_ports: Mapping[str, int] = field(default_factory=dict)
+    """By instance id, for those that show their metrics. The frontend does at its REST port."""
     insecure_no_keys: bool = False
     """The frontend serves everybody what has no keys."""
+
+    @property
+    def metrics_urls(self) -> dict[str, str]:
+        """Where to see them, by instance id."""
+        own = {name: f"http://127.0.0.1:{port}/metrics" for name, port in self.metrics_ports.items()}
+        return {FRONTEND: f"{self.url}/metrics", **own}
 
     @property
     def url(self) -> str:
@@ -76,13 +84,18 @@ class MeshPlan:
         """All services by instance id, in the order of their launch."""
         bus: Settings = {"nats": self.nats_url}
         specs = {
-            SCHEDULER: LaunchSpec("scheduler", bus),
+            SCHEDULER: LaunchSpec("scheduler", {**bus, **self._metrics(SCHEDULER)}),
             FRONTEND: LaunchSpec("frontend", {**bus, **self._frontend_settings()}),
         }
         for instance_id in self.worker_ids:
             own: Settings = {"instance_id": instance_id, "drain_deadline_s": self.drain_deadline_s}
+            own = {**own, **self._metrics(instance_id)}
             specs[instance_id] = LaunchSpec("worker", {**bus, **self.worker_settings, **own})
         return specs
+
+    def _metrics(self, instance_id: str) -> Settings:
+        port = self.metrics_ports.get(instance_id)
+        return {"metrics_port": port} if port else {}
 
 
 class LocalMesh:

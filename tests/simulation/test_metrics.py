@@ -118,16 +118,16 @@ def test_times_are_those_that_the_client_sees() -> None:
 def test_instances_are_shown_by_the_frontend_and_go_with_them() -> None:
     async def scenario(mesh: SimulatedMesh) -> None:
         value = scrape(mesh, "frontend-0")
-        capacity = value("meshift_kv_capacity", instance="worker-1")
+        capacity = value("meshift_kv_capacity", instance_id="worker-1")
         states = ("used", "cached", "free", "reserved")
-        assert capacity == sum(value("meshift_kv_tokens", instance="worker-1", state=state) for state in states)
-        assert value("meshift_instance_state", instance="worker-1", state="ready") == 1
+        assert capacity == sum(value("meshift_kv_tokens", instance_id="worker-1", state=state) for state in states)
+        assert value("meshift_instance_state", instance_id="worker-1", state="ready") == 1
         await mesh.kill_worker("worker-1")
         await asyncio.sleep(1.0)
         value = scrape(mesh, "frontend-0")
         with pytest.raises(KeyError):
-            value("meshift_kv_capacity", instance="worker-1")
-        assert value("meshift_kv_capacity", instance="worker-0") == capacity
+            value("meshift_kv_capacity", instance_id="worker-1")
+        assert value("meshift_kv_capacity", instance_id="worker-0") == capacity
 
     play(scenario)
 
@@ -149,9 +149,9 @@ def test_losses_are_counted() -> None:
         (other,) = [node for node in mesh.workers.values() if node.core.owner == handle.stream.owner]
         value = values(families(Exposition(WorkerCollector(other.core))).values())
         name = other.core.owner.instance_id
-        assert value("meshift_submissions_total", instance=name, outcome="accepted") == 1
-        assert value("meshift_requests_ended_total", instance=name, reason="length") == 1
-        assert value("meshift_engine_steps_total", instance=name) > 0
+        assert value("meshift_submissions_total", instance_id=name, outcome="accepted") == 1
+        assert value("meshift_requests_ended_total", instance_id=name, reason="length") == 1
+        assert value("meshift_engine_steps_total", instance_id=name) > 0
 
     play(scenario)
 

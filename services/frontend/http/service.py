@@ -27,6 +27,7 @@ from meshift.services.frontend.text.output import OutputText
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.services.frontend.text.tokenizer import ChatTokenizer, TokenizerError
 from meshift.services.frontend.text.tools import ToolText
+from meshift.tracing.names import OPERATION_CHAT, OPERATION_COMPLETION
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -166,6 +167,7 @@ def _completion(
     plan: ChatPlan | None = None,
 ) -> Completion:
     count = body.choices_per_prompt
+    operation = OPERATION_COMPLETION if isinstance(body, TextRequest) else OPERATION_CHAT
     choices = []
     for index in range(len(prompts) * count):
         prompt, sampling = prompts[index // count]
@@ -176,7 +178,7 @@ def _completion(
         choices.append(
             Choice(
                 index=index,
-                request=GenerateRequest(request_id, head.model, prompt, sampling, to_priority(body)),
+                request=GenerateRequest(request_id, head.model, prompt, sampling, to_priority(body), operation),
                 output=OutputText(detokenizer, sampling.stop, scores=sampling.logprobs is not None),
                 tools=_tool_text(plan),
             )
