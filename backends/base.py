@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from meshift.kv_memory.transport.base import Address
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
-from meshift.schemas.requests import Finish, Priority, Sampling
+from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
 
 class Capability(StrEnum):
@@ -62,6 +62,9 @@ class TokenEvent:
     """Index of the first of `tokens` in the request's whole output (those of earlier attempts included)."""
     tokens: Sequence[int]
     finish: Finish | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
+    """One a token, each with as many likeliest ones as `sampling.logprobs` says, if it isn't None: of the distribution
+    that the token was drawn from (after penalties, temperature and schema), before top-p, top-k and min-p cut it."""
     queued_ns: int | None = None
     """With the first tokens, where the engine knows it: from the submission to the start of the prefill."""
 

@@ -1,9 +1,12 @@
-"""CPU time of a process and all its descendants, from the kernel's own books. Linux."""
+"""CPU time of a process and all its descendants, and of the whole machine, from the kernel's own books. Linux."""
 
 import os
 from pathlib import Path
 
 PROC = Path("/proc")
+STAT_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
+"""`steal` is what other machines took of the host: it isn't ours, nor another process's."""
 
 
 def tree(pid: int, proc: Path = PROC) -> list[int]:
@@ -22,7 +25,7 @@ def tree(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def cpu_s(pid: int, proc: Path = PROC) -> float:
-    """Seconds, user and system, that the live processes of a tree have used."""
+    """Seconds, user and system, that a tree has used: its live processes, and those that they have waited for."""
     return sum(_ticks(member, proc) for member in tree(pid, proc)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -31,6 +34,11 @@ def _ticks(pid: int, proc: Path) -> int:
         stat = (proc / str(pid) / "stat").read_text()
     except OSError:
         return 0
-    # The command's name, in parentheses, may hold spaces; the 14th and 15th field of all are the 12th and 13th after.
-    fields = stat.rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    # The command's name, in parentheses, may hold spaces; the 14th to 17th field of all are the 12th to 15th after it.
+    return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+
+
+def machine_cpu_s(proc: Path = PROC) -> float:
+    """Seconds that all cores together have been busy since the start."""
+    fields = dict(zip(STAT_FIELDS, map(int, (proc / "stat").read_text().splitlines()[0].split()[1:]), strict=False))
+    return sum(fields[name] for name in BUSY_FIELDS) / os.sysconf("SC_CLK_TCK")

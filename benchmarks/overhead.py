@@ -5,6 +5,7 @@ Both servers stay up, with equal server arguments on the same cores, and take tu
 """
 
 import asyncio
+import os
 import random
 import statistics
 import tempfile
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from meshift.benchmarks.bare_sglang import running_bare_server
 from meshift.benchmarks.bench_serving import Load, bench_serving
-from meshift.benchmarks.cpu_time import cpu_s
+from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s
 from meshift.benchmarks.mesh_process import running_mesh
 from meshift.benchmarks.report import BenchmarkSettings, print_table, write_result
 from meshift.benchmarks.rest import stream_chat
@@ -29,6 +30,9 @@ from meshift.services.worker.engines import EngineSettings, sglang_settings
 
 Side = Literal["bare", "mesh"]
 SIDES: tuple[Side, Side] = ("bare", "mesh")
+
+OTHERS_CORES_MAX = 0.1
+"""A mesh's ranks compute at a lower priority than a stock server's, so on full cores others take more from them."""
 
 QUICK_PAIRS = 3
 QUICK_FIRST_TOKEN_PAIRS = 20
@@ -66,9 +70,10 @@ class Servers:
     urls: dict[Side, str]
     pids: dict[Side, int]
 
-    def cpu_s(self) -> dict[Side, float]:
-        """What each has used so far."""
-        return {side: cpu_s(pid) for side, pid in self.pids.items()}
+    def cpu_s(self) -> dict[str, float]:
+        """What each has used so far, and what processes that have nothing to do with this have."""
+        used: dict[str, float] = {side: cpu_s(pid) for side, pid in self.pids.items()}
+        return used | {"others": machine_cpu_s() - cpu_s(os.getpid())}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -78,6 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         samples = asyncio.run(_run(settings, resolve_model(settings.model), Path(folder)))
     result = summary(samples)
     print_table([(key, str(value)) for key, value in result.items()])
+    print(quiet_or_not(samples))
     print_table([(f"cpu_ms_per_token {side}", f"{value:.2f}") for side, value in cpu_ms_per_token(samples).items()])
     write_result(settings.json_path, result, [*samples.throughput, *samples.first_token])
     return 0
@@ -172,6 +178,14 @@ def cpu_ms_per_token(samples: Samples) -> dict[str, float]:
             1e3 * sum(run["cpu_s"][other] for run in runs) / sum(run["wall_s"] for run in runs)
         )
     return result
+
+
+def quiet_or_not(samples: Samples) -> str:
+    """How much of the machine others took meanwhile, and what that means."""
+    busy_s = sum(run["cpu_s"]["others"] for run in samples.throughput)
+    cores = busy_s / sum(run["wall_s"] for run in samples.throughput)
+    text = f"other processes took {cores:.2f} of {os.cpu_count()} cores"
+    return text if cores < OTHERS_CORES_MAX else f"{text}: the figures are not to be trusted"
 
 
 def paired(samples: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:

@@ -3,11 +3,17 @@
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from meshift.schemas.base import Message, PackedTokens, Part
+from meshift.schemas.base import Message, PackedTokens, Part, count_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
-from meshift.schemas.limits import LOGPROBS_TOP_MAX, REQUEST_ID_CHARS_MAX, STOP_STRING_CHARS_MAX, STOP_STRINGS_MAX
+from meshift.schemas.limits import (
+    JSON_SCHEMA_CHARS_MAX,
+    LOGPROBS_TOP_MAX,
+    REQUEST_ID_CHARS_MAX,
+    STOP_STRING_CHARS_MAX,
+    STOP_STRINGS_MAX,
+)
 
 RequestId = Annotated[str, Field(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 
@@ -32,7 +38,7 @@ class Sampling(Part):
     seed: int | None = None
     logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_TOP_MAX)
     """Give each token's log-probability, and those of so many likeliest tokens beside it; None gives none."""
-    json_schema: str | None = None
+    json_schema: str | None = Field(default=None, max_length=JSON_SCHEMA_CHARS_MAX)
     """A JSON schema, as text, that the output obeys."""
 
 
@@ -42,6 +48,34 @@ class TokenLogprob(NamedTuple):
     value: float
     top: tuple[tuple[int, float], ...] = ()
     """`(token id, log-probability)`, likeliest first."""
+
+
+LOGPROB_BYTES = 8
+"""Of one packed log-probability, a little-endian double."""
+
+
+class LogprobColumns(Part):
+    """Log-probabilities of some rows of a message, one row after another; rows whose request asked for none are left
+    out. `meshift.schemas.logprobs` packs and unpacks it."""
+
+    rows: tuple[int, ...]
+    tops: tuple[Annotated[int, Field(ge=0, le=LOGPROBS_TOP_MAX)], ...]
+    """Likeliest tokens at each place of the row."""
+    counts: tuple[Annotated[int, Field(ge=0)], ...]
+    """Tokens of the row."""
+    values: bytes
+    """Doubles: of each token itself, then of its likeliest ones."""
+    top_tokens: PackedTokens
+    """The likeliest ones' ids."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "LogprobColumns":
+        if not len(self.rows) == len(self.tops) == len(self.counts):
+            raise ValueError("columns of different lengths")
+        tops = sum(count * top for count, top in zip(self.counts, self.tops, strict=True))
+        if len(self.values) != LOGPROB_BYTES * (sum(self.counts) + tops) or count_tokens(self.top_tokens) != tops:
+            raise ValueError(f"{len(self.values)} bytes of log-probabilities are not those of {self.counts} tokens")
+        return self
 
 
 class Priority(Part):
@@ -68,6 +102,8 @@ class Finish(Part):
     """The stop string or token id that ended it."""
     message: str = ""
     """For `error`: what went wrong."""
+    param: str | None = None
+    """For `error`: the field of the request that the engine refuses, if the caller can mend it."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     preemptions: int = 0
@@ -126,6 +162,8 @@ class TokenBatch(Message):
     tokens: PackedTokens
     """All rows' tokens, one row after another."""
     finishes: tuple[TokenFinish, ...] = ()
+    logprobs: LogprobColumns | None = None
+    """Of the rows with tokens whose request asked for them."""
 
 
 class Cancel(Message):
@@ -185,4 +223,7 @@ class ReplayReply(Message):
     state: ReplayState
     start: int = 0
     tokens: PackedTokens = b""
+    """From `start` on; perhaps not all of them, where log-probabilities make them many bytes: then without a finish."""
+    logprobs: LogprobColumns | None = None
+    """Of all `tokens`, as row 0, if the request asked for them."""
     finish: Finish | None = None

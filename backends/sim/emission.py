@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from meshift.backends.base import TokenEvent
 from meshift.backends.sim.request import SimRequest
+from meshift.schemas.requests import Finish
 
 
 class Emission:
@@ -16,15 +17,19 @@ class Emission:
     def progress(self, request: SimRequest, generated: int) -> None:
         """Tokens up to `generated` of its output exist."""
         if generated > request.emitted:
-            tokens = request.generation.output(request.emitted, generated)
-            self._events.append(TokenEvent(request.key, request.emitted, tokens, None, request.queued_ns))
+            self._events.append(self._event(request, generated, None))
             request.emitted = generated
 
     def finish(self, request: SimRequest, cancelled: bool) -> None:
         """It ends, with the tokens that weren't delivered yet."""
-        tokens = request.generation.output(request.emitted, request.generated)
-        finish = request.finish(cancelled)
-        self._events.append(TokenEvent(request.key, request.emitted, tokens, finish, request.queued_ns))
+        self._events.append(self._event(request, request.generated, request.finish(cancelled)))
+
+    @staticmethod
+    def _event(request: SimRequest, end: int, finish: Finish | None) -> TokenEvent:
+        start, generation = request.emitted, request.generation
+        tokens = generation.output(start, end)
+        logprobs = generation.logprobs(start, end) if generation.wants_logprobs else None
+        return TokenEvent(request.key, start, tokens, finish, logprobs, request.queued_ns)
 
     def deliver(self) -> None:
         """Hand over what was collected."""

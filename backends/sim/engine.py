@@ -29,7 +29,7 @@ from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.request import SimRequest
 from meshift.backends.sim.tokens import Generation, TokenSource
 from meshift.kv_memory.transport.base import Address, Transport, TransportError
-from meshift.schemas.errors import CallerError, ContextTooLong, InvalidRequest, Unavailable
+from meshift.schemas.errors import CallerError, ContextTooLong, InvalidRequest, Unavailable, Unsupported
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
 
@@ -55,7 +55,7 @@ class SimEngine:
     freeze, or `flush`. With a `transport`, which it starts and closes, requests can move.
 
     `stop` strings need text, which an engine of token ids hasn't: they are left to the frontend. Penalties and
-    `top_p`, `top_k`, `min_p` have no effect on the model's tokens."""
+    `top_p`, `top_k`, `min_p` have no effect on the model's tokens, and log-probabilities are made up."""
 
     def __init__(
         self,
@@ -252,7 +252,9 @@ class SimEngine:
         return self._parts.moves_in
 
     def _build(self, request: EngineRequest) -> SimRequest:
-        """Raises InvalidRequest or ContextTooLong."""
+        """Raises InvalidRequest, ContextTooLong or Unsupported."""
+        if request.sampling.json_schema is not None:
+            raise Unsupported("a simulated engine's tokens have no text to obey a schema", param="json_schema")
         prompt, output, sampling = request.prompt, request.output, request.sampling
         if not len(prompt):
             raise InvalidRequest("the prompt is empty", param="prompt")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.requests import Sampling
 
 SLOT_BYTES = 4
@@ -44,6 +45,7 @@ class Generation:
         "sampling",
         "stopped",
         "tokens",
+        "wants_logprobs",
     )
 
     def __init__(self, source: TokenSource, prompt: Sequence[int], output: Sequence[int], sampling: Sampling) -> None:
@@ -52,6 +54,7 @@ class Generation:
         self.tokens.extend(output)
         self.prompt = len(prompt)
         self.sampling = sampling
+        self.wants_logprobs = sampling.logprobs is not None
         self.limit = sampling.max_new_tokens
         """The length of the whole output; right from the prefill (or the arrival) on."""
         self.stopped: int | None = None
@@ -85,6 +88,23 @@ class Generation:
         if len(self.tokens) < self.prompt + end:
             self._extend(end)
         return tuple(self.tokens[self.prompt + start : self.prompt + end])
+
+    def logprobs(self, start: int, end: int) -> Logprobs | None:
+        """Made-up log-probabilities of tokens [start, end) of the output, if the request asked for them: functions of
+        all tokens up to their own."""
+        top = self.sampling.logprobs
+        if top is None:
+            return None
+        made = Logprobs(top)
+        tokens = self.output(start, end)
+        low, span = self._source.low, self._source.vocabulary - self._source.low
+        value = crc32(self.tokens[: self.prompt + start].tobytes())
+        for token in tokens:
+            value = crc32(token.to_bytes(SLOT_BYTES, "little"), value)
+            logprob = -(value >> 16) / 4096
+            likeliest = [token, *(low + (value + place) % span for place in range(1, top))][:top]
+            made.append(logprob, ((other, logprob - place) for place, other in enumerate(likeliest)))
+        return made
 
     def first(self, count: int) -> tuple[int, ...]:
         """The first `count` tokens of prompt and output."""

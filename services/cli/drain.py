@@ -2,21 +2,20 @@
 
 import asyncio
 
+import httpx
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
+from meshift.client.mesh import MeshClient
 from meshift.schemas import subjects
-from meshift.schemas.errors import MeshError, PeerGone
-from meshift.schemas.instances import DrainReply, DrainRequest
-from meshift.services.cli.client import joined_bus
+from meshift.schemas.errors import NotFound
+from meshift.schemas.instances import DrainReply
 from meshift.services.cli.errors import EXIT_USAGE, CommandError
-from meshift.services.cli.find import BusClientSettings
+from meshift.services.cli.find import AdminClientSettings, told_errors
 from meshift.services.cli.settings import parse_settings
 
-ANSWER_TIMEOUT_S = 5.0
 
-
-class DrainSettings(BusClientSettings):
+class DrainSettings(AdminClientSettings):
     """Let an instance finish its requests and leave the mesh."""
 
     instance: CliPositionalArg[str] = Field(description="the instance's name, as `meshift status` shows it")
@@ -27,21 +26,20 @@ def main(name: str, arguments: list[str]) -> int:
     """Begin the drain and say how many requests are left."""
     settings = parse_settings(DrainSettings, f"meshift {name}", arguments)
     try:
-        subject = subjects.worker_drain(subjects.check_name(settings.instance))
+        subjects.check_name(settings.instance)
     except ValueError as error:
         raise CommandError(str(error), EXIT_USAGE) from error
-    reply = asyncio.run(ask(settings.nats_url(), subject, settings))
+    reply = asyncio.run(ask(settings))
     print(f"{reply.owner} drains: {reply.requests_left} requests left, {settings.deadline_s:g} s for them")
     return 0
 
 
-async def ask(nats_url: str, subject: str, settings: DrainSettings) -> DrainReply:
+async def ask(settings: DrainSettings, transport: httpx.AsyncBaseTransport | None = None) -> DrainReply:
     """Send the request. Raises `CommandError` if it is refused or nobody answers."""
-    request = DrainRequest(deadline_s=settings.deadline_s)
-    async with joined_bus(nats_url) as bus:
-        try:
-            return await bus.request(subject, request, DrainReply, timeout_s=ANSWER_TIMEOUT_S)
-        except PeerGone as error:
-            raise CommandError(f"there is no instance {settings.instance!r}; see `meshift status`") from error
-        except MeshError as error:
-            raise CommandError(f"{settings.instance}: {error.message}") from error
+    url = settings.rest_url()
+    with told_errors(url):
+        async with MeshClient(url, admin_key=settings.operator_key(), transport=transport) as mesh:
+            try:
+                return await mesh.drain(settings.instance, settings.deadline_s)
+            except NotFound as error:
+                raise CommandError(f"there is no instance {settings.instance!r}; see `meshift status`") from error

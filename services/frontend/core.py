@@ -21,6 +21,7 @@ from meshift.schemas.instances import (
     StatusRequest,
     WorkerStatus,
 )
+from meshift.schemas.logprobs import Logprobs, unpack_logprobs
 from meshift.schemas.requests import Finish, Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.frontend import traces
@@ -181,6 +182,7 @@ class FrontendCore:
         owner, streams = batch.owner, self._streams
         tokens = unpack_tokens(batch.tokens)
         finishes = {item.row: item.finish for item in batch.finishes}
+        logprobs = None if batch.logprobs is None else unpack_logprobs(batch.logprobs)
         offset = 0
         columns = zip(batch.request_ids, batch.attempts, batch.hops, batch.starts, batch.counts, strict=True)
         for row, (request_id, attempt, hop, start, count) in enumerate(columns):
@@ -189,12 +191,21 @@ class FrontendCore:
             if stream is None or stream.judge(attempt, hop, owner) is not Verdict.CURRENT:
                 stream = self._newer(owner, RequestKey(request_id, attempt, hop), finish is not None, now_s)
             if stream is not None:
-                self._take(stream, start, tokens[offset : offset + count], finish, now_s)
+                given = None if logprobs is None else logprobs.get(row)
+                self._take(stream, start, tokens[offset : offset + count], finish, now_s, given)
             offset += count
         self._answers.flush()
 
-    def _take(self, stream: Stream, start: int, tokens: Sequence[int], finish: Finish | None, now_s: float) -> None:
-        if stream.take(start, tokens, finish, now_s):
+    def _take(
+        self,
+        stream: Stream,
+        start: int,
+        tokens: Sequence[int],
+        finish: Finish | None,
+        now_s: float,
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        if stream.take(start, tokens, finish, now_s, logprobs):
             self.counters.grown(stream, now_s)
             self._grown(stream)
         elif stream.has_gap:
@@ -334,8 +345,11 @@ class FrontendCore:
         if reply.state is ReplayState.UNKNOWN:
             self._resume(stream, "its owner doesn't know it")
         else:
-            self._take(stream, reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s())
+            logprobs = None if reply.logprobs is None else unpack_logprobs(reply.logprobs).get(0)
+            self._take(stream, reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s(), logprobs)
             self._answers.flush()
+            if reply.state is ReplayState.FINISHED and reply.finish is None and reply.tokens:
+                self._ask(stream)
 
     def _spawn(self, work: Coroutine[None, None, None], stream: Stream | None = None) -> None:
         """Work for a stream belongs to its trace, not to that of whoever noticed that it is to be done."""

@@ -48,7 +48,8 @@ class StreamHandle:
         if start < len(stream.output) or stream.finish is not None:
             self._read = len(stream.output)
             self._over = stream.finish is not None
-            return Chunk(start, stream.output[start:], stream.finish)
+            logprobs = None if stream.logprobs is None else stream.logprobs[start:]
+            return Chunk(start, stream.output[start:], stream.finish, logprobs)
         if stream.error is not None:
             self._over = True
             raise stream.error

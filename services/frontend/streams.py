@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
 
 from meshift.schemas.admin import OpenRequest
-from meshift.schemas.errors import InternalError, MeshError
+from meshift.schemas.errors import InternalError, InvalidRequest, MeshError
 from meshift.schemas.identity import Owner, RequestKey
+from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.requests import Finish, FinishReason
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.traces import NO_TRACE, StreamTrace
@@ -81,6 +82,9 @@ class Stream:
         self.hop = 0
         self.owner: Owner | None = None
         self.output: array[int] = array("i")
+        top = request.sampling.logprobs
+        self.logprobs: Logprobs | None = None if top is None else Logprobs(top)
+        """Of `output`, one each, if the request asked for them."""
         self.finish: Finish | None = None
         self.error: MeshError | None = None
         self.heard_s = 0.0
@@ -90,11 +94,7 @@ class Stream:
         self.asking = False
         """A question for missing tokens is on its way."""
         self.asks_failed = 0
-        self._early: dict[int, tuple[Sequence[int], Finish | None]] = {}
-
-    def __len__(self) -> int:
-        """Tokens of its output."""
-        return len(self.output)
+        self._early: dict[int, tuple[Sequence[int], Finish | None, Logprobs | None]] = {}
 
     @property
     def key(self) -> RequestKey:
@@ -104,6 +104,11 @@ class Stream:
     @property
     def ended(self) -> bool:
         return self.state not in (StreamState.SUBMITTING, StreamState.RUNNING)
+
+    @property
+    def output_tokens(self) -> int:
+        """Length of its output."""
+        return len(self.output)
 
     @property
     def has_gap(self) -> bool:
@@ -157,16 +162,24 @@ class Stream:
             return Verdict.NEWER_HOP
         return Verdict.CURRENT if owner == self.owner else Verdict.STALE
 
-    def take(self, start: int, tokens: Sequence[int], finish: Finish | None, now_s: float) -> bool:
-        """Tokens [start, start + len(tokens)) from the current owner. Returns whether anything new can be read."""
+    def take(
+        self,
+        start: int,
+        tokens: Sequence[int],
+        finish: Finish | None,
+        now_s: float,
+        logprobs: Logprobs | None = None,
+    ) -> bool:
+        """Tokens [start, start + len(tokens)) from the current owner, with one log-probability each if it was asked
+        for them. Returns whether anything new can be read."""
         self.heard_s = now_s
         self.heard_owner = True
         self.asks_failed = 0
         if start > len(self.output):
             if len(self._early) < REORDER_ROWS_MAX:
-                self._early[start] = (tokens, finish)
+                self._early[start] = (tokens, finish, logprobs)
             return False
-        grown = self._append(start, tokens, finish)
+        grown = self._append(start, tokens, finish, logprobs)
         while self._early and not self.ended:
             early = min(self._early)
             if early > len(self.output):
@@ -174,16 +187,24 @@ class Stream:
             grown = self._append(early, *self._early.pop(early)) or grown
         return grown
 
-    def _append(self, start: int, tokens: Sequence[int], finish: Finish | None) -> bool:
+    def _append(self, start: int, tokens: Sequence[int], finish: Finish | None, logprobs: Logprobs | None) -> bool:
         known = len(self.output) - start
         if known > len(tokens):
             return False
+        if self.logprobs is not None and known < len(tokens):
+            if logprobs is None or len(logprobs) != len(tokens) or logprobs.top != self.logprobs.top:
+                self.fail(InternalError(f"{self.owner} gave tokens without their log-probabilities"))
+                return True
+            self.logprobs.extend(logprobs[known:])
         self.output.extend(tokens[known:])
         if finish is not None:
             self._end(finish)
         return finish is not None or known < len(tokens)
 
     def _end(self, finish: Finish) -> None:
+        if finish.reason is FinishReason.ERROR and finish.param is not None:
+            self.fail(InvalidRequest(finish.message, param=finish.param))
+            return
         if finish.reason is FinishReason.ERROR:
             self.fail(InternalError(f"the engine failed this request: {finish.message}"))
             return

@@ -22,8 +22,9 @@ class Ended(Protocol):
     finish: Finish | None
     error: MeshError | None
 
-    def __len__(self) -> int:
-        """Tokens of its output."""
+    @property
+    def output_tokens(self) -> int:
+        """Length of its output."""
 
 
 _NOTHING = nullcontext(spans.INVALID_SPAN)
@@ -179,7 +180,7 @@ def _request_attributes(request: GenerateRequest) -> dict[str, str | int | float
 def _end_attributes(stream: Ended) -> dict[str, str | int | tuple[str, ...]]:
     finish = stream.finish
     attributes: dict[str, str | int | tuple[str, ...]] = {
-        names.USAGE_OUTPUT_TOKENS: len(stream),
+        names.USAGE_OUTPUT_TOKENS: stream.output_tokens,
         names.ATTEMPT: stream.attempt,
         names.OWNER: str(stream.owner),
         names.RESPONSE_FINISH_REASONS: (finish.reason.value if finish is not None else _unfinished(stream),),

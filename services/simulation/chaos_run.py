@@ -8,6 +8,7 @@ from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.tokens import Generation, TokenSource
 from meshift.schemas.instances import InstanceState
+from meshift.schemas.requests import TokenLogprob
 from meshift.services.bus.memory import Mode
 from meshift.services.frontend.core import FrontendOptions
 from meshift.services.simulation import virtual_time
@@ -15,7 +16,7 @@ from meshift.services.simulation.chaos import Chaos, Event, plan
 from meshift.services.simulation.clients import Client, Outcome, make_request
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from meshift.services.simulation.workload import Arrival
-from meshift.services.worker.core import WorkerOptions
+from meshift.services.worker.options import WorkerOptions
 
 WORKERS = 3
 FRONTENDS = 2
@@ -25,6 +26,9 @@ TROUBLE_S = 15.0
 CLIENT_DEADLINE_S = 300.0
 SETTLE_S = 30.0
 """After the last request: leases, tombstones of frontends that died, restarts."""
+
+LOGPROBS = (None, 0, None, 3)
+"""What requests ask for, in turn."""
 
 PARAMETERS = SimParameters(capacity=1600, eos_per_million=2000)
 """Small, so that requests wait and are preempted; some end early."""
@@ -55,8 +59,8 @@ def planned_events(seed: int, events: int = EVENTS) -> list[Event]:
     return plan(random.Random(f"events/{seed}"), workers, frontends, TROUBLE_S, events)
 
 
-def expected_output(outcome: Outcome) -> tuple[int, ...]:
-    """What an undisturbed engine generates."""
+def expected_output(outcome: Outcome) -> tuple[tuple[int, ...], list[TokenLogprob] | None]:
+    """Tokens and log-probabilities that an undisturbed engine gives."""
     source = TokenSource(
         PARAMETERS.token_low,
         DEFAULT_MODEL.vocabulary_size,
@@ -65,7 +69,8 @@ def expected_output(outcome: Outcome) -> tuple[int, ...]:
     )
     generation = Generation(source, outcome.request.prompt, (), outcome.request.sampling)
     generation.prefill(0)
-    return generation.output(0, generation.limit)
+    logprobs = generation.logprobs(0, generation.limit)
+    return generation.output(0, generation.limit), None if logprobs is None else list(logprobs)
 
 
 async def _run(seed: int, requests: int, events: int) -> ChaosResult:
@@ -75,14 +80,16 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
     loop = asyncio.get_running_loop()
     trouble = loop.create_task(Chaos(mesh, planned_events(seed, events)).run())
     clients = []
-    for arrival in _arrivals(rng, requests):
+    for number, arrival in enumerate(_arrivals(rng, requests)):
         await asyncio.sleep(rng.expovariate(requests / TROUBLE_S))
         client = Client(mesh, rng.choice(mesh.frontend_names), retry_s=0.5)
-        clients.append(loop.create_task(client.run(make_request(arrival, DEFAULT_MODEL.name, rng), CLIENT_DEADLINE_S)))
+        request = make_request(arrival, DEFAULT_MODEL.name, rng, LOGPROBS[number % len(LOGPROBS)])
+        clients.append(loop.create_task(client.run(request, CLIENT_DEADLINE_S)))
     await trouble
     outcomes = tuple([await client for client in clients])
     for outcome in outcomes:
-        assert tuple(outcome.tokens) == expected_output(outcome), f"seed {seed}: {outcome.request.request_id} differs"
+        given = (tuple(outcome.tokens), outcome.logprobs)
+        assert given == expected_output(outcome), f"seed {seed}: {outcome.request.request_id} differs"
     await asyncio.sleep(SETTLE_S)
     await check_quiet(mesh)
     await mesh.stop()

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from meshift.schemas.errors import OverloadError, PeerError
-from meshift.schemas.requests import Finish, Priority, Sampling
+from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.core import FrontendCore
 from meshift.services.simulation.mesh import SimulatedMesh
@@ -24,6 +24,7 @@ class Outcome:
     first_s: float | None = None
     last_s: float | None = None
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
     tries: int = 0
     attempts: int = 0
@@ -31,10 +32,10 @@ class Outcome:
     """Longest time between two chunks."""
 
 
-def make_request(arrival: Arrival, model: str, rng: random.Random) -> GenerateRequest:
+def make_request(arrival: Arrival, model: str, rng: random.Random, logprobs: int | None = None) -> GenerateRequest:
     """Random token ids in, exactly as many out as the workload says."""
     prompt = array("i", rng.choices(PROMPT_TOKENS, k=arrival.input_tokens))
-    sampling = Sampling(max_new_tokens=arrival.output_tokens, temperature=0.0, ignore_eos=True)
+    sampling = Sampling(max_new_tokens=arrival.output_tokens, temperature=0.0, ignore_eos=True, logprobs=logprobs)
     return GenerateRequest(arrival.request_id, model, prompt, sampling, Priority())
 
 
@@ -73,6 +74,7 @@ class Client:
             f"{request.request_id}-{outcome.tries}", request.model, request.prompt, request.sampling, request.priority
         )
         outcome.tokens = array("i")
+        outcome.logprobs = None if request.sampling.logprobs is None else []
         await self._read(frontend, fresh, outcome)
 
     async def _read(self, frontend: FrontendCore, request: GenerateRequest, outcome: Outcome) -> None:
@@ -85,6 +87,8 @@ class Client:
             if outcome.last_s is not None:
                 outcome.pause_s_max = max(outcome.pause_s_max, now_s - outcome.last_s)
             outcome.tokens.extend(chunk.tokens)
+            if outcome.logprobs is not None:
+                outcome.logprobs.extend(chunk.logprobs or ())
             outcome.first_s = now_s if outcome.first_s is None else outcome.first_s
             outcome.last_s = now_s
             outcome.finish = chunk.finish

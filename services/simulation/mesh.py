@@ -18,7 +18,8 @@ from meshift.services.bus.faults import Faults
 from meshift.services.bus.memory import MemoryBus, MemoryNetwork, Mode
 from meshift.services.frontend.core import FrontendCore, FrontendOptions
 from meshift.services.scheduler.core import SchedulerCore, SchedulerOptions
-from meshift.services.worker.core import WorkerCore, WorkerOptions
+from meshift.services.worker.core import WorkerCore
+from meshift.services.worker.options import WorkerOptions
 from meshift.tracing import propagation
 from meshift.tracing.spans import NO_TRACER, Tracer
 

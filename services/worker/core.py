@@ -5,8 +5,6 @@ import contextvars
 import logging
 from collections.abc import Sequence
 
-from pydantic import BaseModel, Field
-
 from meshift.backends.base import (
     Engine,
     EngineFailure,
@@ -28,6 +26,7 @@ from meshift.schemas.instances import (
     StatusRequest,
     WorkerStatus,
 )
+from meshift.schemas.logprobs import Logprobs, pack_logprobs
 from meshift.schemas.requests import (
     Acknowledge,
     Cancel,
@@ -45,35 +44,12 @@ from meshift.services.worker.batches import BatchBuilder
 from meshift.services.worker.counters import WorkerCounters
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
+from meshift.services.worker.options import WorkerOptions
 from meshift.services.worker.requests import RequestRecord, RequestTable
 from meshift.services.worker.watchdog import StallWatch
 from meshift.tracing.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
-
-
-class WorkerOptions(BaseModel):
-    """Timing and bounds of a worker."""
-
-    report_interval_s: float = Field(0.1, gt=0, description="how often it reports its load")
-    lease_ttl_s: float = Field(5.0, gt=0, description="how long a new request runs before its frontend's first lease")
-    resend_s: float = Field(
-        1.0, gt=0, description="how long a finish waits for its acknowledgement before it is sent again"
-    )
-    tombstone_s: float = Field(60.0, gt=0, description="how long a closed request is remembered")
-    requests_max: int = Field(4096, gt=0, description="requests held at once; more are refused")
-    engine_stall_s: float = Field(
-        120.0,
-        gt=0,
-        description="time without a step, while requests run, after which the engine counts as dead",
-    )
-    drain_deadline_s: float = Field(30.0, ge=0, description="time for running requests to end when it is told to stop")
-    acknowledge_wait_s: float = Field(
-        2.0, ge=0, description="time for the last finishes to be acknowledged before it leaves"
-    )
-    stop_deadline_s: float = Field(
-        5.0, gt=0, description="time for the engine's processes to end before they are killed"
-    )
 
 
 class WorkerCore:
@@ -209,6 +185,8 @@ class WorkerCore:
         if event.start != record.end:
             raise AssertionError(f"{event.key}: engine gave tokens from {event.start}, expected {record.end}")
         record.output.extend(event.tokens)
+        if record.logprobs is not None:
+            self._take_logprobs(record, record.logprobs, event)
         record.finish = event.finish
         record.sent_s = now_s
         if event.finish is not None:
@@ -218,6 +196,12 @@ class WorkerCore:
         if record.muted and record.finish is not None:
             self._requests.engine_ended(record)
         return not record.muted
+
+    @staticmethod
+    def _take_logprobs(record: RequestRecord, known: Logprobs, event: TokenEvent) -> None:
+        known.extend(event.logprobs or ())
+        if len(known) != len(record.output):
+            raise AssertionError(f"{event.key}: {len(known)} log-probabilities of {len(record.output)} tokens")
 
     def _publish_batches(self, builders: dict[str, BatchBuilder], now_s: float) -> None:
         emitted_ns = round(now_s * 1e9)
@@ -272,8 +256,15 @@ class WorkerCore:
         if record is None or record.muted:
             return ReplayReply(owner=self.owner, state=ReplayState.UNKNOWN)
         state = ReplayState.RUNNING if record.finish is None else ReplayState.FINISHED
-        tokens = record.tokens_from(ask.start).tobytes()
-        return ReplayReply(owner=self.owner, state=state, start=ask.start, tokens=tokens, finish=record.finish)
+        tokens, logprobs, finish = record.replay_from(ask.start)
+        return ReplayReply(
+            owner=self.owner,
+            state=state,
+            start=ask.start,
+            tokens=tokens.tobytes(),
+            logprobs=None if logprobs is None else pack_logprobs(logprobs),
+            finish=finish,
+        )
 
     def _on_cancel(self, cancel: Cancel) -> None:
         if cancel.owner == self.owner:

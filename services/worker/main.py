@@ -22,9 +22,10 @@ from meshift.services.process import (
     say,
     start_tracing,
 )
-from meshift.services.worker.core import WorkerCore, WorkerOptions
+from meshift.services.worker.core import WorkerCore
 from meshift.services.worker.engines import EngineSettings, build_engine
 from meshift.services.worker.metrics import WorkerCollector
+from meshift.services.worker.options import WorkerOptions
 
 logger = logging.getLogger(__name__)
 

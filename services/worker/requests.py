@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from meshift.schemas.errors import InvalidRequest, Stale
 from meshift.schemas.identity import FrontendRef, RequestKey
+from meshift.schemas.limits import LOGPROB_MESSAGE_BYTES_MAX
+from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.requests import Finish, Submit
 from meshift.services.worker.traces import RequestTrace
 
@@ -28,6 +30,8 @@ class RequestRecord:
     finish: Finish | None = None
     sent_s: float = 0.0
     """When the finish was last sent."""
+    logprobs: Logprobs | None = None
+    """Of `output`, one each, if the request asked for them."""
     muted: bool = False
     """Superseded or cancelled by its frontend's fence: runs out, and nothing of it is sent."""
     trace: RequestTrace | None = None
@@ -43,6 +47,18 @@ class RequestRecord:
         if not self.base <= start <= self.end:
             raise InvalidRequest(f"{self.key} has tokens {self.base} to {self.end}, not {start}", param="start")
         return self.output[start - self.base :]
+
+    def replay_from(self, start: int) -> "tuple[array[int], Logprobs | None, Finish | None]":
+        """Tokens from `start` on, their log-probabilities and the finish: without it, only as many of the first tokens
+        as a message takes, if they are too many with their log-probabilities. Raises InvalidRequest."""
+        tokens, finish = self.tokens_from(start), self.finish
+        if self.logprobs is None:
+            return tokens, None, finish
+        count_max = max(1, LOGPROB_MESSAGE_BYTES_MAX // Logprobs.token_bytes(self.logprobs.top))
+        if len(tokens) > count_max:
+            tokens, finish = tokens[:count_max], None
+        first = start - self.base
+        return tokens, self.logprobs[first : first + len(tokens)], finish
 
 
 class RequestTable:
@@ -93,7 +109,10 @@ class RequestTable:
             self._muted[older.key] = older
         else:
             older = None
-        self._records[submit.request_id] = RequestRecord(submit.key, submit.frontend, base, trace=trace)
+        record = RequestRecord(submit.key, submit.frontend, base, trace=trace)
+        if submit.sampling.logprobs is not None:
+            record.logprobs = Logprobs(submit.sampling.logprobs)
+        self._records[submit.request_id] = record
         return older
 
     def discard(self, key: RequestKey) -> None:

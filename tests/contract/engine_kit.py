@@ -20,7 +20,7 @@ from meshift.backends.base import (
     TokenEvent,
 )
 from meshift.schemas.identity import RequestKey
-from meshift.schemas.requests import Finish, Priority, Sampling
+from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
 POLL_S = 0.01
 _numbers = itertools.count(1)
@@ -33,6 +33,7 @@ class Stream:
     first: int
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class CollectingListener:
@@ -73,7 +74,10 @@ class CollectingListener:
             self.problems.append(f"start {event.start} where {due} is due: {event.key}")
         if not event.tokens and event.finish is None:
             self.problems.append(f"empty event: {event.key}")
+        if event.logprobs is not None and len(event.logprobs) != len(event.tokens):
+            self.problems.append(f"{len(event.logprobs)} log-probabilities of {len(event.tokens)} tokens: {event.key}")
         stream.tokens.extend(event.tokens)
+        stream.logprobs.extend(event.logprobs or ())
         stream.finish = event.finish
 
     def on_failure(self, failure: EngineFailure) -> None:
@@ -135,6 +139,7 @@ class Rig:
         stop_token_ids: tuple[int, ...] = (),
         ignore_eos: bool = True,
         priority: int = 0,
+        logprobs: int | None = None,
     ) -> EngineRequest:
         """A greedy request with a new id."""
         sampling = Sampling(
@@ -142,6 +147,7 @@ class Rig:
             temperature=0.0,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
+            logprobs=logprobs,
         )
         key = RequestKey(f"suite-{next(_numbers)}", 1, 0)
         tokens = self.prompt() if prompt is None else prompt

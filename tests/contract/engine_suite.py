@@ -82,6 +82,31 @@ class EngineGenerationSuite:
             rest = await rig.generate(rig.request(prompt, output=tuple(begun.tokens)))
             assert begun.tokens + rest == undisturbed
 
+    # ---- log-probabilities
+
+    async def test_logprobs_for_those_who_ask(self, rig: Rig) -> None:
+        prompt = rig.prompt()
+        plain, bare, rich = [rig.submit(rig.request(prompt, logprobs=top)) for top in (None, 0, 3)]
+        await rig.finished(plain, bare, rich)
+        assert plain.tokens == bare.tokens == rich.tokens
+        assert plain.logprobs == []
+        assert [logprob.top for logprob in bare.logprobs] == [()] * rig.output_tokens
+        assert [len(logprob.top) for logprob in rich.logprobs] == [3] * rig.output_tokens
+        assert all(logprob.value <= 0 for logprob in rich.logprobs)
+        for logprob in rich.logprobs:
+            values = [value for _, value in logprob.top]
+            assert values == sorted(values, reverse=True)
+
+    async def test_a_resumed_request_gives_logprobs_of_new_tokens_only(self, rig: Rig) -> None:
+        whole = rig.submit(rig.request(logprobs=2, prompt=(prompt := rig.prompt())))
+        await rig.finished(whole)
+        for cut in (1, rig.output_tokens - 1):
+            rest = rig.submit(rig.request(prompt, output=whole.tokens[:cut], logprobs=2))
+            await rig.finished(rest)
+            assert rest.tokens == whole.tokens[cut:]
+            for given, expected in zip(rest.logprobs, whole.logprobs[cut:], strict=True):
+                assert given.value == pytest.approx(expected.value, abs=1e-4)
+
     # ---- cancelling
 
     async def test_cancel_while_running(self, rig: Rig) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from meshift.services.simulation.chaos import Trouble
 from meshift.services.simulation.chaos_run import planned_events, run_chaos
+from meshift.services.worker import batches, requests
 
 SEEDS = range(40)
 SOAK_SEEDS = range(1000)
@@ -18,6 +19,15 @@ def test_no_stream_is_altered_or_lost(seed: int) -> None:
 def test_the_same_seed_takes_the_same_course() -> None:
     assert run_chaos(7).digest() == run_chaos(7).digest()
     assert run_chaos(7).digest() != run_chaos(8).digest()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_too_small_for_all_logprobs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What doesn't fit is asked for, piece by piece."""
+    for module in (batches, requests):
+        monkeypatch.setattr(module, "LOGPROB_MESSAGE_BYTES_MAX", 150)
+    result = run_chaos(seed, events=3)
+    assert all(outcome.finish is not None for outcome in result.outcomes)
 
 
 def test_the_trouble_is_real() -> None:

@@ -15,7 +15,7 @@ from meshift.schemas.requests import Cancel
 from meshift.services.frontend.core import FrontendOptions
 from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import SimulatedMesh
-from meshift.services.worker.core import WorkerOptions
+from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import (
     SETTLE_S,
     ask_for_tokens,

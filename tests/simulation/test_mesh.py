@@ -19,7 +19,8 @@ from meshift.schemas.requests import Sampling
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import SimulatedMesh
-from meshift.services.worker.core import WorkerCore, WorkerOptions
+from meshift.services.worker.core import WorkerCore
+from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import (
     SETTLE_S,
     eight,

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "meshift"
-FOLDERS = ("backends", "benchmarks", "kernels", "kv_memory", "schemas", "services", "tracing")
+FOLDERS = ("backends", "benchmarks", "client", "kernels", "kv_memory", "schemas", "services", "tracing")
 
 
 def test_there_is_a_link_for_each_folder_and_nothing_else() -> None:

@@ -57,6 +57,8 @@ ERRORS = {
     "504": "A service of the mesh didn't answer in time",
 }
 
+STREAM_EXAMPLE = 'data: {"id": "...", "choices": [...], ...}\n\ndata: [DONE]\n\n'
+
 ERROR_EXAMPLE = {
     "error": {
         "message": "temperature: Input should be less than or equal to 2",
@@ -76,7 +78,7 @@ def completion_route(
         "responses": {
             "200": {
                 "description": "The answer; with `stream`, server-sent events: its chunks, then `[DONE]`",
-                "content": {"application/json": _schema(answer), "text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"application/json": _schema(answer), "text/event-stream": {"example": STREAM_EXAMPLE}},
             },
             **_string_keys(error_responses(*ERRORS)),
         },

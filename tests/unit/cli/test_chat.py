@@ -1,9 +1,8 @@
 """`meshift chat` against a scripted REST server."""
 
-import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -146,14 +145,3 @@ def test_ctrl_c_stops_an_answer_only(monkeypatch: pytest.MonkeyPatch, capsys: py
 
     assert not chat.answered(Interrupted(), "one")  # type: ignore[arg-type]
     assert "[stopped]" in capsys.readouterr().err
-
-
-def test_events_end_with_done() -> None:
-    async def lines() -> AsyncIterator[str]:
-        for line in ("event: x", "data: {}", "data:[DONE]", "data: never parsed"):
-            yield line
-
-    async def collect() -> list[dict[str, Any]]:
-        return [event async for event in chat.events(lines())]
-
-    assert asyncio.run(collect()) == [{}]

@@ -1,4 +1,4 @@
-"""`meshift status` and `meshift drain` against a mesh in memory, in virtual time."""
+"""`meshift status` against a mesh in memory, in virtual time."""
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,19 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from meshift.schemas import subjects
-from meshift.schemas.errors import Overloaded
-from meshift.schemas.instances import (
-    DrainReply,
-    DrainRequest,
-    InstanceState,
-    LoadReport,
-    StatusRequest,
-    WorkerStatus,
-)
+from meshift.schemas.instances import InstanceState, LoadReport, StatusRequest, WorkerStatus
 from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.bus.memory import MemoryBus, MemoryNetwork
-from meshift.services.cli import drain, status
-from meshift.services.cli.errors import CommandError
+from meshift.services.cli import status
 from meshift.services.cli.main import main
 from meshift.services.periodic import Periodic
 from meshift.services.simulation import virtual_time
@@ -35,11 +26,9 @@ class Worker:
         name = report.owner.instance_id
         self.bus = MemoryBus(network, f"bus of {report.owner}")
         self.report = report
-        self.drained: list[float] = []
         self.periodic = Periodic(REPORT_INTERVAL_S, lambda: self.bus.publish(subjects.worker_load(name), self.report))
         if answers:
             self.bus.serve("status", subjects.worker_status(name), StatusRequest, self._status)
-            self.bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._drain)
 
     async def start(self) -> None:
         await self.bus.start(ServiceInfo("worker", self.report.owner.instance_id))
@@ -52,12 +41,6 @@ class Worker:
 
     def _status(self, _: StatusRequest) -> WorkerStatus:
         return WorkerStatus(load=self.report, engine="sglang", ranks=(11, 12), requests=2, unacknowledged=0)
-
-    def _drain(self, request: DrainRequest) -> DrainReply:
-        if self.drained:
-            raise Overloaded("it drains already")
-        self.drained.append(request.deadline_s)
-        return DrainReply(owner=self.report.owner, requests_left=3)
 
 
 def with_workers(
@@ -80,7 +63,6 @@ def with_workers(
                 await bus.close()
 
         monkeypatch.setattr(status, "joined_bus", joined)
-        monkeypatch.setattr(drain, "joined_bus", joined)
         workers = make(network)
         for worker in workers:
             await worker.start()
@@ -118,22 +100,6 @@ def test_of_two_lives_the_newer_is_shown(monkeypatch: pytest.MonkeyPatch, capsys
 def test_silence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert with_workers(monkeypatch, lambda _: [], lambda: status.show("nats://x", 0.3)) == 1
     assert capsys.readouterr().out == "no instance reports at nats://x\n"
-
-
-def test_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = drain.DrainSettings(instance="a", deadline_s=4.0)
-
-    async def twice() -> DrainReply:
-        reply = await drain.ask("nats://x", subjects.worker_drain("a"), settings)
-        with pytest.raises(CommandError, match="a: it drains already"):
-            await drain.ask("nats://x", subjects.worker_drain("a"), settings)
-        with pytest.raises(CommandError, match="there is no instance"):
-            await drain.ask("nats://x", subjects.worker_drain("other"), settings)
-        return reply
-
-    reply = with_workers(monkeypatch, lambda network: [Worker(network, load_report("a", 5))], twice)
-    assert isinstance(reply, DrainReply)
-    assert reply.requests_left == 3
 
 
 def test_a_name_that_can_not_be_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,15 @@
 
 import random
 from array import array
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshift.schemas.errors import InternalError
+from meshift.schemas.errors import InternalError, InvalidRequest
 from meshift.schemas.identity import Owner
+from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.requests import Finish, FinishReason, Sampling
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.streams import (
@@ -156,3 +158,62 @@ def test_a_finish_without_tokens_counts() -> None:
     stream.take(0, [1], None, now_s=0.0)
     assert stream.take(1, [], DONE, now_s=0.0)
     assert stream.state is StreamState.FINISHED
+
+
+# ---- log-probabilities
+
+
+def logprob_stream(top: int = 1) -> Stream:
+    stream = Stream(GenerateRequest("r", "m", [1, 2, 3], Sampling(max_new_tokens=100, logprobs=top)))
+    stream.begin_attempt(A, 0.0)
+    stream.enter(StreamEvent.ACCEPTED)
+    return stream
+
+
+def logprobs_of(tokens: Sequence[int], top: int = 1) -> Logprobs:
+    """A function of each token, so that one beside the wrong token shows."""
+    made = Logprobs(top)
+    for token in tokens:
+        made.append(-token / 7, [(token + place, -token / 7 - place) for place in range(top)])
+    return made
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(0, 3))
+def test_logprobs_stay_beside_their_tokens(seed: int, count: int, top: int) -> None:
+    """Overlapping rows in any order, some lost, and a new owner now and then."""
+    rng = random.Random(seed)
+    tokens = [rng.randrange(1000) for _ in range(count)]
+    stream = logprob_stream(top)
+    while len(stream.output) < count:
+        start = rng.randint(max(0, len(stream.output) - 5), min(count - 1, len(stream.output) + 5))
+        row = array("i", tokens[start : start + rng.randint(0, 6)])
+        stream.take(start, row, None, 0.0, logprobs_of(row, top))
+        if rng.random() < 0.1:
+            stream.enter(StreamEvent.OWNER_LOST)
+            stream.begin_attempt(rng.choice((A, B)), 0.0)
+            stream.enter(StreamEvent.ACCEPTED)
+    assert list(stream.output) == tokens
+    assert stream.logprobs == logprobs_of(tokens, top)
+
+
+def test_tokens_without_the_logprobs_that_were_asked_for_fail_the_stream() -> None:
+    for given_ in (None, logprobs_of([5, 6], top=2), logprobs_of([5])):
+        stream = logprob_stream()
+        assert stream.take(0, [5, 6], None, 0.0, given_)
+        assert stream.state is StreamState.FAILED
+        assert not stream.output
+
+
+def test_a_finish_without_tokens_needs_no_logprobs() -> None:
+    stream = logprob_stream()
+    stream.take(0, [5], None, 0.0, logprobs_of([5]))
+    assert stream.take(1, [], DONE, 0.0)
+    assert stream.state is StreamState.FINISHED
+
+
+def test_what_the_caller_can_mend_is_named() -> None:
+    stream = new_stream()
+    refusal = Finish(reason=FinishReason.ERROR, message="no such type", param="json_schema")
+    assert stream.take(0, [], refusal, now_s=0.0)
+    assert isinstance(stream.error, InvalidRequest)
+    assert stream.error.param == "json_schema"

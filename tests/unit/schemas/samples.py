@@ -1,5 +1,6 @@
 """One full example of each message: no field has its default where another value is possible."""
 
+from array import array
 from collections.abc import Iterator
 
 from meshift.schemas import errors, instances, requests
@@ -14,13 +15,17 @@ MODEL = instances.ModelInfo(name="m", path="/models/m", context_tokens_max=4096,
 SAMPLING = requests.Sampling(
     max_new_tokens=7, min_new_tokens=1, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, frequency_penalty=-1.5,
     presence_penalty=1.5, repetition_penalty=1.1, stop=("\n\n", "END ü"), stop_token_ids=(2, 3), ignore_eos=True,
-    seed=4,
+    seed=4, logprobs=2, json_schema="{}",
 )  # fmt: skip
 FINISH = requests.Finish(
-    reason=requests.FinishReason.STOP, matched_stop="END ü", message="m", cached_tokens=5, preemptions=1,
+    reason=requests.FinishReason.STOP, matched_stop="END ü", message="m", param="p", cached_tokens=5, preemptions=1,
     preemption_loss_ns=6,
 )  # fmt: skip
 TOKENS = pack_tokens([0, 1, -1, 2**31 - 1, -(2**31)])
+LOGPROBS = requests.LogprobColumns(
+    rows=(0,), tops=(1,), counts=(2,), values=array("d", [-0.5, -0.25, -1e-300, -3.4e38]).tobytes(),
+    top_tokens=pack_tokens([7, 8]),
+)  # fmt: skip
 LOAD = instances.LoadReport(
     owner=OWNER, sequence=1, emitted_ns=2, state=instances.InstanceState.READY, model=MODEL, capacity=100, used=40,
     cached=30, free=20, reserved=10, running=3, waiting=4, head_demand=5, queued_demand=6, headroom=7, layout_epoch=8,
@@ -47,14 +52,14 @@ SAMPLES: tuple[Message, ...] = (
     requests.SubmitReply(owner=OWNER),
     requests.TokenBatch(
         owner=OWNER, emitted_ns=1, request_ids=("r1", "r2"), attempts=(1, 2), hops=(0, 1), starts=(0, 9), counts=(2, 3),
-        tokens=TOKENS, finishes=(requests.TokenFinish(row=1, finish=FINISH),),
+        tokens=TOKENS, finishes=(requests.TokenFinish(row=1, finish=FINISH),), logprobs=LOGPROBS,
     ),
     requests.Cancel(frontend=FRONTEND, owner=OWNER, keys=(KEY,)),
     requests.Acknowledge(frontend=FRONTEND, owner=OWNER, keys=(KEY, KEY)),
     requests.Lease(frontend=FRONTEND, ttl_s=1.5),
     requests.ReplayRequest(request_id="r1", attempt=2, hop=1, owner=OWNER, start=3),
     requests.ReplayReply(
-        owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, finish=FINISH
+        owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, logprobs=LOGPROBS, finish=FINISH
     ),
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
 from tests.unit.frontend.fake_frontend import STOPPED, Emit, FakeFrontend, Script, Step, model_info
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 """No wait of these tests takes that long, unless it fails."""
 
 CHAT = "/v1/chat/completions"

@@ -1,0 +1,137 @@
+"""A typed client of a frontend: REST and admin.
+
+Asynchronous, because streams are what it is for: a stream is left, and by that cancelled on its instance, by leaving
+the loop; and many run side by side in one thread. A program without an event loop wraps its calls in `asyncio.run`.
+
+    async with MeshClient("http://127.0.0.1:8000") as mesh:
+        model = (await mesh.models())[0].id
+        async for event in mesh.stream_chat(model, [{"role": "user", "content": "Hello"}]):
+            print(event.text, end="")
+
+Errors are the mesh's own (`meshift.schemas.errors`): what a frontend says, `PeerGone` and `PeerTimeout` if it can't be
+reached, doesn't answer, or breaks off.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from meshift.client.answers import Chat, Model, ModelList
+from meshift.client.errors import broken, refusal
+from meshift.schemas.admin import DrainBody, InstanceList, OpenRequest, RequestList
+from meshift.schemas.errors import InternalError, PeerGone
+from meshift.schemas.instances import DrainReply, LoadReport
+
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_MAX_S = 120.0
+"""Between two pieces of an answer; a request that is moved or resumed pauses."""
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+
+class MeshClient:
+    """One frontend, or a load balancer before several. Use as an async context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        silence_s: float = SILENCE_MAX_S,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport`: for tests, another one than the network."""
+        self.url = url.rstrip("/")
+        self._keys = {"/v1": api_key, "/admin": admin_key}
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, transport=transport)
+
+    async def __aenter__(self) -> "MeshClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._http.aclose()
+
+    # ---- REST
+
+    async def models(self) -> list[Model]:
+        """The models that are served."""
+        return (await self._ask(ModelList, "GET", "/v1/models")).data
+
+    async def chat(self, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Chat:
+        """A whole answer. `options` are further fields of the request."""
+        body = {"model": model, "messages": list(messages), **options}
+        return await self._ask(Chat, "POST", "/v1/chat/completions", body)
+
+    async def stream_chat(
+        self, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> AsyncGenerator[Chat, None]:
+        """An answer as it comes. To leave it early, close the generator: that cancels the request."""
+        body = {"model": model, "messages": list(messages), **options, "stream": True}
+        async with self._send("POST", "/v1/chat/completions", body) as response:
+            async for data in self._events(response):
+                yield self._parse(Chat, data)
+
+    # ---- admin
+
+    async def instances(self) -> Sequence[LoadReport]:
+        """The newest reports of the live instances."""
+        return (await self._ask(InstanceList, "GET", "/admin/instances")).data
+
+    async def open_requests(self) -> Sequence[OpenRequest]:
+        """The open requests of the frontend that answers."""
+        return (await self._ask(RequestList, "GET", "/admin/requests")).data
+
+    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
+        """Let an instance finish its requests and leave. Returns when it has begun."""
+        path = f"/admin/instances/{quote(instance_id, safe='')}/drain"
+        return await self._ask(DrainReply, "POST", path, DrainBody(deadline_s=deadline_s).model_dump())
+
+    # ---- HTTP
+
+    async def _ask(self, answer: type[AnswerT], method: str, path: str, body: object = None) -> AnswerT:
+        async with self._send(method, path, body) as response:
+            return self._parse(answer, await response.aread())
+
+    @asynccontextmanager
+    async def _send(self, method: str, path: str, body: object) -> AsyncIterator[httpx.Response]:
+        key = self._keys["/admin" if path.startswith("/admin") else "/v1"]
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        try:
+            async with self._http.stream(method, path, json=body, headers=headers) as response:
+                if not response.is_success:
+                    raise refusal(response.status_code, await response.aread())
+                yield response
+        except httpx.HTTPError as error:
+            raise broken(error, self.url) from error
+
+    async def _events(self, response: httpx.Response) -> AsyncIterator[str]:
+        """The data of server-sent events, until `[DONE]`."""
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            if data.startswith('{"error"'):
+                raise refusal(httpx.codes.INTERNAL_SERVER_ERROR, data)
+            yield data
+        raise PeerGone("the answer broke off")
+
+    def _parse(self, answer: type[AnswerT], data: bytes | str) -> AnswerT:
+        try:
+            return answer.model_validate_json(data)
+        except ValidationError as error:
+            raise InternalError(f"{self.url} answers what is no {answer.__name__}") from error

@@ -1,0 +1,27 @@
+"""What can be set about a worker."""
+
+from pydantic import BaseModel, Field
+
+
+class WorkerOptions(BaseModel):
+    """Timing and bounds of a worker."""
+
+    report_interval_s: float = Field(0.1, gt=0, description="how often it reports its load")
+    lease_ttl_s: float = Field(5.0, gt=0, description="how long a new request runs before its frontend's first lease")
+    resend_s: float = Field(
+        1.0, gt=0, description="how long a finish waits for its acknowledgement before it is sent again"
+    )
+    tombstone_s: float = Field(60.0, gt=0, description="how long a closed request is remembered")
+    requests_max: int = Field(4096, gt=0, description="requests held at once; more are refused")
+    engine_stall_s: float = Field(
+        120.0,
+        gt=0,
+        description="time without a step, while requests run, after which the engine counts as dead",
+    )
+    drain_deadline_s: float = Field(30.0, ge=0, description="time for running requests to end when it is told to stop")
+    acknowledge_wait_s: float = Field(
+        2.0, ge=0, description="time for the last finishes to be acknowledged before it leaves"
+    )
+    stop_deadline_s: float = Field(
+        5.0, gt=0, description="time for the engine's processes to end before they are killed"
+    )

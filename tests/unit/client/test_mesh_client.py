@@ -1,0 +1,173 @@
+"""The client, against the real HTTP shell over a scripted core, and against servers that misbehave."""
+
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from meshift.client.errors import refusal
+from meshift.client.mesh import MeshClient
+from meshift.schemas.errors import (
+    InternalError,
+    InvalidRequest,
+    MeshError,
+    NotFound,
+    Overloaded,
+    PeerGone,
+    PeerTimeout,
+    Unauthorized,
+    Unavailable,
+)
+from meshift.services.cli.drain import DrainSettings, ask
+from meshift.services.cli.errors import CommandError
+from meshift.services.frontend.http import make_access
+from meshift.services.frontend.text.tokenizer import ChatTokenizer
+from tests.unit.frontend.fake_frontend import Fail
+from tests.unit.frontend.http.harness import Shell, make_shell
+from tests.unit.frontend.text.tiny_model import write_tiny_model
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+CLIENT, ADMIN = "sk-client", "sk-admin"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    folder = write_tiny_model(tmp_path / "tiny")
+    access = make_access([CLIENT], [ADMIN], insecure_no_keys=False)
+    return make_shell(folder, ChatTokenizer.load(folder), access=access)
+
+
+def client(shell: Shell, api_key: str | None = CLIENT, admin_key: str | None = ADMIN) -> MeshClient:
+    transport = httpx.ASGITransport(app=shell.app)
+    return MeshClient("http://mesh/", api_key=api_key, admin_key=admin_key, transport=transport)
+
+
+async def test_rest(shell: Shell) -> None:
+    shell.plays(*shell.say("Paris is big"))
+    async with client(shell) as mesh:
+        assert [(model.id, model.max_model_len) for model in await mesh.models()] == [("tiny", 512)]
+        answer = await mesh.chat("tiny", MESSAGES, temperature=0)
+        assert answer.text == "Paris is big"
+        assert answer.usage is not None
+        assert answer.choices[0].finish_reason == "stop"
+        events = [event async for event in mesh.stream_chat("tiny", MESSAGES)]
+    assert "".join(event.text for event in events) == "Paris is big"
+    assert events[-1].choices[0].finish_reason == "stop"
+    assert shell.frontend.requests[0].sampling.temperature == 0.0
+
+
+async def test_admin(shell: Shell) -> None:
+    async with client(shell, api_key=None) as mesh:
+        assert list(await mesh.instances()) == shell.frontend.instances()
+        assert list(await mesh.open_requests()) == []
+        reply = await mesh.drain("worker-1", 5.0)
+    assert reply.requests_left == 3
+    assert shell.frontend.drained == [("worker-1", 5.0)]
+
+
+async def test_refusals_are_the_mesh_s_exceptions(shell: Shell) -> None:
+    async with client(shell) as mesh:
+        with pytest.raises(InvalidRequest) as caught:
+            await mesh.chat("tiny", MESSAGES, temperature=3)
+        assert caught.value.param == "temperature"
+        with pytest.raises(NotFound, match="'absent'"):
+            await mesh.chat("absent", MESSAGES)
+        shell.plays(refuse=Overloaded("full"))
+        with pytest.raises(Overloaded, match="full"):
+            await mesh.chat("tiny", MESSAGES)
+        shell.frontend.drain_error = NotFound("there is no instance")
+        with pytest.raises(NotFound):
+            await mesh.drain("a/b", 1.0)
+    async with client(shell, api_key="wrong", admin_key=None) as mesh:
+        with pytest.raises(Unauthorized):
+            await mesh.models()
+        with pytest.raises(Unauthorized):
+            await mesh.instances()
+
+
+async def test_a_stream_that_fails(shell: Shell) -> None:
+    shell.plays(*shell.say("Paris is")[:2], Fail(Unavailable("no instance is left")))
+    async with client(shell) as mesh:
+        with pytest.raises(Unavailable, match="no instance is left"):
+            [event async for event in mesh.stream_chat("tiny", MESSAGES)]
+
+
+async def test_a_stream_that_is_left(shell: Shell) -> None:
+    shell.plays(*shell.say("Paris is big"))
+    async with client(shell) as mesh:
+        async with aclosing(mesh.stream_chat("tiny", MESSAGES)) as events:
+            await anext(events)
+        assert (await mesh.chat("tiny", MESSAGES)).text == "Paris is big"
+
+
+async def test_drain_command(shell: Shell) -> None:
+    transport = httpx.ASGITransport(app=shell.app)
+    settings = DrainSettings.model_validate({"instance": "a", "deadline_s": 4.0, "url": "http://mesh"})
+    with pytest.raises(CommandError, match="admin key"):
+        await ask(settings, transport)
+    settings = DrainSettings.model_validate({**settings.model_dump(), "admin_key": ADMIN})
+    assert (await ask(settings, transport)).requests_left == 3
+    shell.frontend.drain_error = NotFound("no")
+    with pytest.raises(CommandError, match="there is no instance 'a'"):
+        await ask(settings, transport)
+    shell.frontend.drain_error = Overloaded("it drains already")
+    with pytest.raises(CommandError, match="it drains already"):
+        await ask(settings, transport)
+
+
+def answering(handler: Callable[[httpx.Request], httpx.Response]) -> MeshClient:
+    return MeshClient("http://mesh", transport=httpx.MockTransport(handler))
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "said"),
+    [
+        (httpx.ConnectError("refused"), PeerGone, "no mesh answers at http://mesh"),
+        (httpx.ConnectTimeout("late"), PeerGone, "no mesh answers at http://mesh"),
+        (httpx.ReadTimeout("late"), PeerTimeout, "silent for too long"),
+        (httpx.ReadError("reset"), PeerGone, "broke: reset"),
+    ],
+)
+async def test_connections_that_fail(failure: Exception, kind: type[MeshError], said: str) -> None:
+    def handler(_request: httpx.Request) -> httpx.Response:
+        raise failure
+
+    async with answering(handler) as mesh:
+        with pytest.raises(kind, match=said):
+            await mesh.models()
+        with pytest.raises(kind, match=said):
+            [event async for event in mesh.stream_chat("m", MESSAGES)]
+
+
+@pytest.mark.parametrize("body", ["", 'data: {"choices": []}\n\n', ": comment\n\n"])
+async def test_a_stream_that_breaks_off(body: str) -> None:
+    async with answering(lambda _: httpx.Response(200, text=body)) as mesh:
+        with pytest.raises(PeerGone, match="broke off"):
+            [event async for event in mesh.stream_chat("m", MESSAGES)]
+
+
+async def test_an_answer_that_is_none() -> None:
+    async with answering(lambda _: httpx.Response(200, text="<html>")) as mesh:
+        with pytest.raises(InternalError, match="no ModelList"):
+            await mesh.models()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (503, {"message": "m", "code": "overloaded"}, Overloaded, "m"),
+        (404, {"message": "m", "code": "model_not_found", "param": "model"}, NotFound, "m"),
+        (418, {"message": "m"}, InvalidRequest, "m"),
+        (500, {"message": "m", "code": None}, InternalError, "m"),
+        (502, "<html>bad gateway", PeerGone, "HTTP 502: <html>bad gateway"),
+        (400, "x" * 1000, InvalidRequest, "HTTP 400: " + "x" * 200),
+    ],
+)
+def test_any_refusal_has_an_exception(status: int, body: object, kind: type[MeshError], message: str) -> None:
+    raw = body if isinstance(body, str) else json.dumps({"error": body})
+    error = refusal(status, raw.encode())
+    assert type(error) is kind
+    assert error.message == message
