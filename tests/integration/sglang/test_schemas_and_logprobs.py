@@ -65,8 +65,9 @@ def check_close(given: Sequence[TokenLogprob], expected: Sequence[TokenLogprob])
 
 
 def check_object(text: str) -> None:
-    """It obeys `SCHEMA`."""
-    value = json.loads(text)
+    """It obeys `SCHEMA`. Not strictly: xgrammar lets control characters into strings of bounded length, which only a
+    random model uses."""
+    value = json.loads(text, strict=False)
     assert set(value) == {"city", "people", "kind"}
     assert isinstance(value["city"], str)
     assert len(value["city"]) <= 12
