@@ -44,7 +44,7 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
         "decode_log_interval": DECODE_LOG_STEPS,
         "watchdog_timeout": WATCHDOG_S,
         "sleep_on_idle": True,
-        "grammar_backend": "none",
+        "grammar_backend": "xgrammar",
         # Our sampler (plugin/sampling.py) stands behind this one only.
         "sampling_backend": "pytorch",
         # A greater priority goes first, and never takes the place of a running request.

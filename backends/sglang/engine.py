@@ -62,7 +62,7 @@ class SglangEngine:
         self._listener = listener
         try:
             ready = await self._instance.start()
-            self._limits = RequestLimits(ready.request_tokens_max, ready.vocabulary_size)
+            self._limits = RequestLimits(ready.request_tokens_max, ready.vocabulary_size, ready.obeys_schemas)
             await self._run_warm_up()
             self._move(EngineEvent.READY)
         except BaseException:
@@ -102,6 +102,7 @@ class SglangEngine:
             repetition_penalty=1.1,
             ignore_eos=True,
             seed=0,
+            logprobs=1,
         )
         prompt = [1 + index % (self._limits.vocabulary_size - 1) for index in range(WARM_UP_TOKENS)]
         self._warm_up = asyncio.get_running_loop().create_future()

@@ -10,6 +10,7 @@ from meshift.backends.sglang import wire
 from meshift.schemas.base import pack_tokens, unpack_tokens
 from meshift.schemas.errors import InvalidRequest
 from meshift.schemas.identity import RequestKey
+from meshift.schemas.logprobs import Logprobs, unpack_columns
 from meshift.schemas.requests import Finish, FinishReason
 
 ENDED_KEYS_MAX = 65_536
@@ -68,6 +69,7 @@ class RequestTable:
     def _events(self, report: wire.StepReport) -> Iterator[TokenEvent]:
         tokens = unpack_tokens(report.tokens)
         finishes = {row.row: row for row in report.finishes}
+        logprobs = _logprobs_by_row(report) if report.logprobs is not None else {}
         offset = 0
         for row, (ticket, start, count) in enumerate(zip(report.tickets, report.starts, report.counts, strict=True)):
             entry = self._entries.get(ticket)
@@ -82,6 +84,7 @@ class RequestTable:
                 start=start,
                 tokens=tokens[offset : offset + count],
                 finish=None if finish is None else _finish(finish),
+                logprobs=logprobs.get(row),
             )
             offset += count
 
@@ -127,6 +130,8 @@ def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Subm
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         seed=seed if sampling.seed is None else sampling.seed,
+        logprobs=sampling.logprobs,
+        json_schema=sampling.json_schema,
     )
     return wire.Submit(
         ticket=ticket,
@@ -138,11 +143,19 @@ def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Subm
     )
 
 
+def _logprobs_by_row(report: wire.StepReport) -> dict[int, Logprobs]:
+    columns = report.logprobs
+    assert columns is not None
+    counts = tuple(report.counts[row] for row in columns.rows)
+    return unpack_columns(columns.rows, columns.tops, counts, columns.values, columns.top_tokens)
+
+
 def _finish(row: wire.FinishRow) -> Finish:
     return Finish(
         reason=FinishReason(row.reason),
         matched_stop=row.matched_stop,
         message=row.message,
+        param=row.param,
         cached_tokens=row.cached_tokens,
         preemptions=row.preemptions,
         preemption_loss_ns=row.preemption_loss_ns,

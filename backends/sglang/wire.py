@@ -33,6 +33,8 @@ class SamplingFields(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     stop_token_ids: list[int]
     ignore_eos: bool
     seed: int
+    logprobs: int | None
+    json_schema: str | None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.submit"):
@@ -85,6 +87,8 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     """Prompt plus output of one request."""
     vocabulary_size: int
     layers: int
+    obeys_schemas: bool
+    """Whether the model's tokenizer lets output be constrained."""
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load"):
@@ -110,9 +114,20 @@ class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     reason: str
     matched_stop: str | int | None
     message: str
+    param: str | None
+    """The field that was refused, if it is the caller's mistake."""
     cached_tokens: int
     preemptions: int
     preemption_loss_ns: int
+
+
+class LogprobColumns(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Log-probabilities of the tokens of some rows of a StepReport, packed as in `schemas.logprobs`."""
+
+    rows: list[int]
+    tops: list[int]
+    values: bytes
+    top_tokens: bytes
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="step"):
@@ -124,6 +139,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     counts: list[int]
     tokens: bytes
     finishes: list[FinishRow]
+    logprobs: LogprobColumns | None
     load: LoadSnapshot
 
 

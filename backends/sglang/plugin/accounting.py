@@ -12,7 +12,8 @@ from meshift.backends.sglang import wire
 def measure(scheduler: Any, live: dict[str, Any], submits_seen: int) -> wire.LoadSnapshot:
     """The load as it is between two steps. used + cached + free = capacity by SGLang's definition of used."""
     stats = scheduler.pool_stats_observer.get_pool_stats()
-    waiting = scheduler.waiting_queue
+    # Those whose schema is still being compiled wait too.
+    waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
     return wire.LoadSnapshot(
         capacity=stats.full_capacity,
         used=stats.full_num_used,
@@ -92,4 +93,5 @@ def fingerprint(scheduler: Any, live: dict[str, Any]) -> int:
         if req.kv.holds_kv:
             row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
             digest = zlib.crc32(row.to(torch.int64).cpu().numpy().tobytes(), digest)
-    return zlib.crc32(repr([req.rid for req in scheduler.waiting_queue]).encode(), digest)
+    waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+    return zlib.crc32(repr([req.rid for req in waiting]).encode(), digest)

@@ -13,7 +13,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from meshift.backends.sglang import wire
-from meshift.backends.sglang.plugin import accounting, outputs, requests
+from meshift.backends.sglang.plugin import accounting, grammar, outputs, requests
 from meshift.backends.sglang.plugin.context import RankContext
 from meshift.schemas.base import count_tokens
 
@@ -97,6 +97,7 @@ class RankAgent:
             reason="error",
             matched_stop=None,
             message=message,
+            param=None,
             cached_tokens=0,
             preemptions=0,
             preemption_loss_ns=0,
@@ -146,13 +147,18 @@ class RankAgent:
         self._live[req.rid] = req
 
     def ends_on_arrival(self, req: Any) -> bool:
-        """Whether a resumed request's earlier output is complete already: its owner ended before it could say so.
-        If so it is finished here, without a step."""
-        if not req.mesh.just_resumed:
-            return False
+        """Whether a request that enters the queue for the first time needs no step: SGLang has refused it, it was
+        cancelled while its schema was compiled, or a resumed one's output is complete already (its owner ended before
+        it could say so). If so it is finished here."""
+        # SGLang would give the log-probabilities of earlier output too, which were given before.
+        req.logprob_start_len = -1
+        if req.to_finish is None and req.mesh.just_resumed:
+            grammar.replay_output(req)
+            if req.to_finish is None:
+                req.update_finish_state()
         req.mesh.just_resumed = False
-        if req.to_finish is None:
-            req.update_finish_state()
+        if req.to_finish is not None:
+            req.finished_reason, req.to_finish = req.to_finish, None
         if not req.finished():
             return False
         self._scheduler._release_aborted_request(req)
@@ -196,7 +202,8 @@ class RankAgent:
             self._cancelled.discard(req.rid)
             finish = outputs.finish_row(len(self._rows), req, reason, cancelled)
         if self._context.leads:
-            self._rows.add(req.mesh.ticket, start, tokens, finish)
+            logprobs = outputs.logprobs_of(req, start, len(tokens))
+            self._rows.add(req.mesh.ticket, start, tokens, finish, logprobs)
 
     def _end_preemption(self, req: Any) -> None:
         if req.mesh.preempted_ns is not None:

@@ -4,7 +4,11 @@ from array import array
 from typing import Any, Final
 
 from meshift.backends.sglang import wire
+from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.requests import FinishReason
+
+_REFUSED_SCHEMAS: Final = ("Failed to compile json grammar", "Grammar preprocessing timed out")
+"""How SGLang's messages begin when a schema can't be obeyed."""
 
 _BROKEN_LOGITS: Final = "NaN happened"
 """What SGLang reports as a matched stop string when a sampled token is outside the vocabulary."""
@@ -22,12 +26,24 @@ class StepRows:
         self._counts: list[int] = []
         self._tokens = array("i")
         self._finishes: list[wire.FinishRow] = []
+        self._logprob_rows: list[int] = []
+        self._logprobs: list[Logprobs] = []
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def add(self, ticket: int, start: int, tokens: Any, finish: wire.FinishRow | None) -> None:
+    def add(
+        self,
+        ticket: int,
+        start: int,
+        tokens: Any,
+        finish: wire.FinishRow | None,
+        logprobs: Logprobs | None = None,
+    ) -> None:
         """One request's new tokens, from index `start` of its output on."""
+        if logprobs is not None:
+            self._logprob_rows.append(len(self._tickets))
+            self._logprobs.append(logprobs)
         if finish is not None:
             self._finishes.append(finish)
         self._tickets.append(ticket)
@@ -44,10 +60,37 @@ class StepRows:
             counts=self._counts,
             tokens=self._tokens.tobytes(),
             finishes=self._finishes,
+            logprobs=self._logprob_columns() if self._logprobs else None,
             load=load,
         )
         self._clear()
         return report
+
+    def _logprob_columns(self) -> wire.LogprobColumns:
+        return wire.LogprobColumns(
+            rows=self._logprob_rows,
+            tops=[item.top for item in self._logprobs],
+            values=b"".join(item.values.tobytes() for item in self._logprobs),
+            top_tokens=b"".join(item.top_tokens.tobytes() for item in self._logprobs),
+        )
+
+
+def logprobs_of(req: Any, start: int, count: int) -> Logprobs | None:
+    """Of `count` tokens from index `start` of the output on; None if the request asked for none.
+
+    SGLang keeps those of the tokens that it generated, from the first one after the earlier output on.
+    """
+    top = req.mesh.logprobs
+    if top is None or not count:
+        return None
+    first = start - req.mesh.earlier
+    given, made = req.logprob, Logprobs(top)
+    for place in range(first, first + count):
+        pairs = (
+            zip(given.output_top_logprobs_idx[place], given.output_top_logprobs_val[place], strict=True) if top else ()
+        )
+        made.append(given.output_token_logprobs_val[place], pairs)
+    return made
 
 
 def take_new_tokens(req: Any) -> tuple[int, Any]:
@@ -71,6 +114,7 @@ def finish_row(row: int, req: Any, reason: Any, cancelled: bool) -> wire.FinishR
         reason=name,
         matched_stop=matched,
         message=message,
+        param="json_schema" if message.startswith(_REFUSED_SCHEMAS) else None,
         cached_tokens=req.cached_tokens,
         preemptions=req.retraction_count,
         preemption_loss_ns=req.mesh.preemption_loss_ns,

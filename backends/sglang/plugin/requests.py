@@ -23,7 +23,27 @@ def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> Mes
 
     Builds new objects only: rank 0 relays `command` to the other ranks after this.
     """
+<<<<<<< HEAD
     params = _sampling_params(command.sampling)
+=======
+    fields = command.sampling
+    params = SamplingParams(
+        max_new_tokens=fields.max_new_tokens,
+        min_new_tokens=fields.min_new_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        frequency_penalty=fields.frequency_penalty,
+        presence_penalty=fields.presence_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        stop=list(fields.stop) or None,
+        stop_token_ids=set(fields.stop_token_ids) or None,
+        ignore_eos=fields.ignore_eos,
+        sampling_seed=fields.seed,
+        json_schema=fields.json_schema,
+    )
+>>>>>>> 6407790ef57765b86d75dfb6dea3d5d322cb5b63
     params.normalize(tokenizer)
     params.verify(vocabulary_size)
     return MeshGenerateReqInput(
@@ -36,9 +56,9 @@ def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> Mes
         mm_inputs=None,
         token_type_ids=None,
         sampling_params=params,
-        return_logprob=False,
+        return_logprob=fields.logprobs is not None,
         logprob_start_len=-1,
-        top_logprobs_num=0,
+        top_logprobs_num=fields.logprobs or 0,
         token_ids_logprob=None,
         stream=True,
         priority=command.priority,
@@ -56,11 +76,15 @@ def _sampling_params(fields: wire.SamplingFields) -> Any:
 class RequestState:
     """What we keep on SGLang's request (as `req.mesh`)."""
 
-    __slots__ = ("just_resumed", "preempted_ns", "preemption_loss_ns", "ticket")
+    __slots__ = ("earlier", "just_resumed", "logprobs", "preempted_ns", "preemption_loss_ns", "ticket")
 
-    def __init__(self, ticket: int, just_resumed: bool) -> None:
+    def __init__(self, ticket: int, earlier: int, logprobs: int | None) -> None:
         self.ticket = ticket
-        self.just_resumed = just_resumed
+        self.earlier = earlier
+        """Tokens of output that it came with."""
+        self.just_resumed = earlier > 0
+        self.logprobs = logprobs
+        """How many likeliest tokens to give beside each; None: no log-probabilities."""
         self.preempted_ns: int | None = None
         self.preemption_loss_ns = 0
 
@@ -68,6 +92,7 @@ class RequestState:
 def adopt(req: Any, received: MeshGenerateReqInput) -> None:
     """Give a new SGLang request our state, and its earlier output as SGLang would have it after a retraction:
     part of what is prefilled, counted by limits and penalties, and not streamed again."""
-    req.mesh = RequestState(received.ticket, just_resumed=len(received.earlier_output) > 0)
+    top = received.top_logprobs_num if received.return_logprob else None
+    req.mesh = RequestState(received.ticket, len(received.earlier_output), top)
     req.output_ids = received.earlier_output
     req.send_token_offset = len(received.earlier_output)

@@ -8,7 +8,7 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
-from meshift.backends.sglang.plugin import context
+from meshift.backends.sglang.plugin import context, grammar
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
 
 COMPUTE_NICENESS = 5
@@ -48,6 +48,10 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         super().init_request_dispatcher()
         self._request_dispatcher._mapping.update(self.agent.handlers())
 
+    def init_grammar_manager(self) -> None:
+        grammar.register_backend()
+        super().init_grammar_manager()
+
     def get_output_streamer_class(self) -> type:
         agent = self.agent
 
@@ -78,6 +82,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             "request_tokens_max": self.request_tokens_max(),
             "vocabulary_size": self.model_config.vocab_size,
             "layers": self.model_config.num_hidden_layers,
+            "obeys_schemas": self.grammar_manager.grammar_backend is not None,
         }
         return {**super().get_init_info(), "meshift": ours}
 
@@ -110,7 +115,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return req
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
-        if self.agent.ends_on_arrival(req):
+        if not is_retracted and self.agent.ends_on_arrival(req):
             return
         super()._add_request_to_queue(req, is_retracted)
         if is_retracted:

@@ -49,3 +49,17 @@ async def test_penalties_against_its_own_repetition(chat: Rig) -> None:
         chat, prompt, cuts=(5, 12), max_new_tokens=24, frequency_penalty=0.8, repetition_penalty=1.2
     )
     assert len(set(penalised.tokens)) > 10
+
+
+async def test_an_answer_that_obeys_a_schema(
+    chat: Rig, smollm2: Path, smollm2_text: Callable[[Sequence[int]], str]
+) -> None:
+    properties = {"country": {"type": "string"}, "capital": {"type": "string"}, "big": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": sorted(properties), "additionalProperties": False}
+    prompt = chat_prompt(smollm2, "What is the capital of France? Answer as a JSON object.")
+    whole = await check_resumes(
+        chat, prompt, cuts=(6,), ignore_eos=False, max_new_tokens=120, json_schema=json.dumps(schema)
+    )
+    assert whole.finish.reason == FinishReason.STOP
+    answer = json.loads(smollm2_text(whole.tokens))
+    assert {name: type(value) for name, value in answer.items()} == {"country": str, "capital": str, "big": bool}
