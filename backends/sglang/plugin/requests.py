@@ -23,27 +23,8 @@ def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> Mes
 
     Builds new objects only: rank 0 relays `command` to the other ranks after this.
     """
-<<<<<<< HEAD
-    params = _sampling_params(command.sampling)
-=======
     fields = command.sampling
-    params = SamplingParams(
-        max_new_tokens=fields.max_new_tokens,
-        min_new_tokens=fields.min_new_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        frequency_penalty=fields.frequency_penalty,
-        presence_penalty=fields.presence_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        stop=list(fields.stop) or None,
-        stop_token_ids=set(fields.stop_token_ids) or None,
-        ignore_eos=fields.ignore_eos,
-        sampling_seed=fields.seed,
-        json_schema=fields.json_schema,
-    )
->>>>>>> 6407790ef57765b86d75dfb6dea3d5d322cb5b63
+    params = _sampling_params(fields)
     params.normalize(tokenizer)
     params.verify(vocabulary_size)
     return MeshGenerateReqInput(
@@ -67,6 +48,7 @@ def to_sglang(command: wire.Submit, tokenizer: Any, vocabulary_size: int) -> Mes
 
 def _sampling_params(fields: wire.SamplingFields) -> Any:
     values = msgspec.structs.asdict(fields)
+    del values["logprobs"]
     values["sampling_seed"] = values.pop("seed")
     values["stop"] = values["stop"] or None
     values["stop_token_ids"] = set(values["stop_token_ids"]) or None

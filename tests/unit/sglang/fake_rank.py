@@ -34,12 +34,19 @@ def answer(command: wire.Command, rank: int, submits: int) -> wire.Report | None
         )
     if isinstance(command, wire.Submit) and rank == 0:
         finish = wire.FinishRow(
-            row=0, reason="length", matched_stop=None, message="", cached_tokens=0, preemptions=0, preemption_loss_ns=0
+            row=0,
+            reason="length",
+            matched_stop=None,
+            message="",
+            param=None,
+            cached_tokens=0,
+            preemptions=0,
+            preemption_loss_ns=0,
         )
         start = 5 if "FAKE_GAP" in os.environ and submits > 1 else 0
         return wire.StepReport(
             iteration=submits, tickets=[command.ticket], starts=[start], counts=[1], tokens=b"\1\0\0\0",
-            finishes=[finish], load=load(submits),
+            finishes=[finish], logprobs=None, load=load(submits),
         )  # fmt: skip
     return None
 
@@ -68,7 +75,13 @@ def main() -> None:
     reports.send(
         wire.encode(
             wire.RankReady(
-                rank=spec.rank, capacity=64, page_size=1, request_tokens_max=60, vocabulary_size=100, layers=2
+                rank=spec.rank,
+                capacity=64,
+                page_size=1,
+                request_tokens_max=60,
+                vocabulary_size=100,
+                layers=2,
+                obeys_schemas=True,
             )
         )
     )

@@ -33,11 +33,12 @@ def step(*rows: tuple[int, int, Sequence[int]], finished: Sequence[int] = ()) ->
         tokens=b"".join(pack_tokens(tokens) for _, _, tokens in rows),
         finishes=[
             wire.FinishRow(
-                row=row, reason="length", matched_stop=None, message="", cached_tokens=2, preemptions=1,
+                row=row, reason="length", matched_stop=None, message="", param=None, cached_tokens=2, preemptions=1,
                 preemption_loss_ns=7,
             )
             for row in finished
         ],
+        logprobs=None,
         load=load(0),
     )  # fmt: skip
 

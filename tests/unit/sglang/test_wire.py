@@ -47,10 +47,17 @@ def test_reports_round_trip() -> None:
         submits_seen=4,
     )  # fmt: skip
     finish = wire.FinishRow(
-        row=0, reason="stop", matched_stop="x", message="", cached_tokens=0, preemptions=0, preemption_loss_ns=0
+        row=0,
+        reason="stop",
+        matched_stop="x",
+        message="",
+        param=None,
+        cached_tokens=0,
+        preemptions=0,
+        preemption_loss_ns=0,
     )
     step = wire.StepReport(
-        iteration=1, tickets=[1], starts=[0], counts=[1], tokens=b"\0" * 4, finishes=[finish], load=load
+        iteration=1, tickets=[1], starts=[0], counts=[1], tokens=b"\0" * 4, finishes=[finish], logprobs=None, load=load
     )
     for report in (load, step, wire.RankPhase(rank=1, phase="p")):
         assert wire.decode_report(wire.encode(report)) == report
