@@ -66,5 +66,5 @@ def instance_families(reports: list[LoadReport]) -> Iterator[Family]:
     yield gauge(metrics.KV_CAPACITY, {(name,): report.capacity for name, report in by_name.items()})
     yield gauge(metrics.KV_TOKENS, tokens)
     yield gauge(metrics.REQUESTS, requests)
-    yield gauge(metrics.FREENESS, {(name,): dispatch_freeness(report, 0) for name, report in by_name.items()})
+    yield gauge(metrics.FREENESS, {(name,): dispatch_freeness(report, 0, 0) for name, report in by_name.items()})
     yield gauge(metrics.INSTANCE_STATE, states)

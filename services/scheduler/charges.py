@@ -24,9 +24,10 @@ class Charges:
         """A dispatch of `tokens` to `owner`."""
         self._by_owner.setdefault(owner, []).append(_Charge(tokens, REPORTS_UNTIL_SEEN))
 
-    def charged(self, owner: Owner) -> int:
-        """Tokens on their way to `owner`."""
-        return sum(charge.tokens for charge in self._by_owner.get(owner, ()))
+    def charged(self, owner: Owner) -> tuple[int, int]:
+        """Tokens and requests on their way to `owner`."""
+        charges = self._by_owner.get(owner, ())
+        return sum(charge.tokens for charge in charges), len(charges)
 
     def on_report(self, owner: Owner) -> None:
         """`owner` reported."""

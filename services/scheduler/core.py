@@ -115,7 +115,7 @@ class SchedulerCore:
 
     def _candidates(self, model: str, excluded: tuple[Owner, ...]) -> list[Candidate]:
         return [
-            Candidate(known.report, self._charges.charged(known.owner))
+            Candidate(known.report, *self._charges.charged(known.owner))
             for known in self._view
             if known.takes_requests and known.report.model.name == model and known.owner not in excluded
         ]

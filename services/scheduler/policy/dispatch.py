@@ -10,15 +10,16 @@ from meshift.services.scheduler.policy.freeness import dispatch_freeness
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance that takes requests, and the tokens charged to it since its report."""
+    """An instance that takes requests, and what was sent to it that no report shows yet."""
 
     report: LoadReport
-    charged: int
+    charged_tokens: int
+    charged_requests: int
 
     @property
     def room(self) -> int:
         """Tokens that a prompt can have at once: free or evictable, less what is already promised."""
-        return self.report.free + self.report.cached - self.report.queued_demand - self.charged
+        return self.report.free + self.report.cached - self.report.queued_demand - self.charged_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def choose_instance(candidates: Sequence[Candidate], demand: int, turn: int) -> 
 
     def rank(index: int) -> tuple[bool, bool, float, int]:
         candidate = candidates[index]
-        freeness = dispatch_freeness(candidate.report, candidate.charged)
+        freeness = dispatch_freeness(candidate.report, candidate.charged_tokens, candidate.charged_requests)
         return (candidate.room >= demand, freeness >= 0, freeness, -((index - turn) % count))
 
     best = max(range(count), key=rank)
