@@ -87,8 +87,7 @@ class Placement:
 
     async def _submit(self, stream: Stream, owner: Owner) -> MeshError | None:
         """Try one owner: None if it has the request, else why another is to be tried. Raises a CallerError."""
-        stream.begin_attempt(owner, self._now_s())
-        key = stream.key
+        key = stream.begin_attempt(owner, self._now_s())
         subject = subjects.worker_submit(owner.instance_id)
         try:
             with stream.trace.submit(key, owner, len(stream.output)):

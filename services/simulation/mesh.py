@@ -5,7 +5,6 @@ With `VirtualTimeLoop` and a seed it takes the same course each time.
 
 import asyncio
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshift.backends.sim.core import Emit
@@ -78,7 +77,6 @@ class SimulatedMesh:
         self.workers: dict[str, WorkerNode] = {}
         self.frontends: dict[str, FrontendCore] = {}
         self.scheduler: SchedulerCore | None = None
-        self.on_worker_ended: Callable[[WorkerNode], None] = lambda node: None
         self._incarnation = 0
         self._stopping = False
 
@@ -181,7 +179,6 @@ class SimulatedMesh:
             if self._stopping:
                 raise
         await node.core.stop()
-        self.on_worker_ended(node)
         await asyncio.sleep(self.options.restart_delay_s)
         await self.start_worker(name)
 

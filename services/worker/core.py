@@ -296,7 +296,7 @@ class WorkerCore:
             engine=info.name,
             ranks=info.rank_pids,
             requests=self._requests.running(),
-            unacknowledged=len(self._requests.unacknowledged()),
+            unacknowledged=self.unacknowledged(),
         )
 
     def _on_own_load(self, report: LoadReport) -> None:
