@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshift.backends.base import EngineLoad, EngineRequest, TokenEvent
+from meshift.backends.base import ClassUsage, EngineLoad, EngineRequest, TokenEvent
 from meshift.backends.sglang import wire
 from meshift.schemas.base import pack_tokens, unpack_tokens
 from meshift.schemas.errors import InvalidRequest
@@ -25,6 +25,14 @@ class ProtocolViolation(Exception):
 class _Entry:
     key: RequestKey
     next_index: int
+    first_index: int
+    prompt: int
+    execution: int
+
+    @property
+    def runs(self) -> bool:
+        """It has given a token here. One that was preempted since still counts: the ranks don't tell which."""
+        return self.next_index > self.first_index
 
 
 class RequestTable:
@@ -51,7 +59,9 @@ class RequestTable:
             raise InvalidRequest(f"{request.key} was submitted before", param="request_id")
         ticket = next(self._numbers)
         self._tickets[request.key] = ticket
-        self._entries[ticket] = _Entry(request.key, len(request.output))
+        self._entries[ticket] = _Entry(
+            request.key, len(request.output), len(request.output), len(request.prompt), request.priority.execution
+        )
         self._submits += 1
         self._unseen.append((self._submits, len(request.prompt) + len(request.output)))
         return _submit_command(request, ticket, seed)
@@ -111,7 +121,21 @@ class RequestTable:
             head_demand=snapshot.head_demand if snapshot.waiting else first_unseen,
             queued_demand=snapshot.queued_demand + unseen_demand,
             step_count=snapshot.step_count,
+            usages=self._usages(snapshot),
         )
+
+    def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:
+        """Of those that have given a token. Where all have one priority, the ranks' own figures."""
+        executions = {entry.execution for entry in self._entries.values() if entry.runs}
+        if len(executions) == 1 and snapshot.running:
+            return (ClassUsage(executions.pop(), snapshot.running, snapshot.used),)
+        requests = dict.fromkeys(sorted(executions), 0)
+        tokens = dict.fromkeys(requests, 0)
+        for entry in self._entries.values():
+            if entry.runs:
+                requests[entry.execution] += 1
+                tokens[entry.execution] += entry.prompt + entry.next_index
+        return tuple(ClassUsage(execution, requests[execution], tokens[execution]) for execution in requests)
 
 
 def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Submit:

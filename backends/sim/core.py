@@ -6,8 +6,9 @@ before an outside call of the same instant. So taking many steps at once changes
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
+from itertools import chain
 from typing import Literal
 
 from meshift.backends.base import MoveKey, TokenEvent
@@ -67,6 +68,8 @@ class EngineCore:
         self._cancels: list[SimRequest] = []
         self._freezes: list[SimRequest] = []
         self._prefill_count = 0
+        self.has_priorities = False
+        """Whether a request with an execution priority other than 0 was ever here."""
 
     # ---- from outside, at any time; each begins with `catch_up`
 
@@ -81,6 +84,7 @@ class EngineCore:
         """Queue a new request."""
         self.catch_up()
         request.arrived_ns = self._clock.now_ns()
+        self.has_priorities |= request.priority.execution != 0
         blocked = self.queue.head
         self.requests.add(request)
         self.queue.add(request)
@@ -152,6 +156,7 @@ class EngineCore:
         self.pool.spend(reserved)
         self.pool.give(reserved - request.pages)
         request.enter(RequestEvent.ARRIVE)
+        self.has_priorities |= request.priority.execution != 0
         self.requests.add(request)
         self._joins[request] = None
         self._poke()
@@ -199,6 +204,10 @@ class EngineCore:
     def running(self) -> int:
         """Requests in the batch, or about to be."""
         return len(self.batch) + len(self._prefill) + len(self._joins)
+
+    def running_requests(self) -> Iterator[SimRequest]:
+        """Those that `running` counts."""
+        return chain(self.batch, self._prefill, self._joins)
 
     def flush(self, requests: Iterable[SimRequest] | None = None) -> None:
         """Deliver the tokens of these (or of all) that exist and weren't delivered."""

@@ -45,6 +45,7 @@ from meshift.services.worker.counters import WorkerCounters
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
 from meshift.services.worker.options import WorkerOptions
+from meshift.services.worker.policy.virtual_usage import class_loads
 from meshift.services.worker.requests import RequestRecord, RequestTable
 from meshift.services.worker.watchdog import StallWatch
 from meshift.tracing.spans import NO_TRACER, Tracer
@@ -354,6 +355,7 @@ class WorkerCore:
         self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report(load))
 
     def _load_report(self, load: EngineLoad) -> LoadReport:
+        classes, headroom = class_loads(load.usages, load.capacity, self._options.virtual_usage)
         return LoadReport(
             owner=self.owner,
             sequence=self._sequence,
@@ -369,6 +371,8 @@ class WorkerCore:
             waiting=load.waiting,
             head_demand=load.head_demand,
             queued_demand=load.queued_demand,
+            headroom=headroom,
+            classes=classes,
             step_count=load.step_count,
         )
 

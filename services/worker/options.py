@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, Field
 
+from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings
+
 
 class WorkerOptions(BaseModel):
     """Timing and bounds of a worker."""
@@ -24,4 +26,7 @@ class WorkerOptions(BaseModel):
     )
     stop_deadline_s: float = Field(
         5.0, gt=0, description="time for the engine's processes to end before they are killed"
+    )
+    virtual_usage: VirtualUsageSettings = Field(
+        default_factory=VirtualUsageSettings, description="priority classes and their headroom"
     )
