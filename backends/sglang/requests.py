@@ -134,6 +134,7 @@ def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Subm
         repetition_penalty=sampling.repetition_penalty,
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
+        logit_bias={str(token): bias for token, bias in sampling.logit_bias},
         ignore_eos=sampling.ignore_eos,
         seed=seed if sampling.seed is None else sampling.seed,
         logprobs=sampling.logprobs,

@@ -31,6 +31,7 @@ class SamplingFields(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     repetition_penalty: float
     stop: list[str]
     stop_token_ids: list[int]
+    logit_bias: dict[str, float]
     ignore_eos: bool
     seed: int
     logprobs: int | None
