@@ -55,6 +55,11 @@ async def _resolve(host: str, port: int) -> tuple[int, Any]:
     return socket.AF_INET6 if version == 6 else socket.AF_INET, (host, port)
 
 
+async def let_others_run() -> None:
+    """A socket that is always ready doesn't make its task wait, and would keep the loop to itself."""
+    await asyncio.sleep(0)
+
+
 def hang_up(sock: socket.socket) -> None:
     """End the connection in both directions; whoever waits on the socket wakes up. It isn't closed, since
     its number may not be used again while the loop still watches it."""
@@ -76,7 +81,7 @@ async def receive(sock: socket.socket, view: memoryview, *, stall_timeout_s: flo
 async def receive_payload(sock: socket.socket, view: memoryview, progress: Progress, *, stall_timeout_s: float) -> None:
     """Fill a buffer of any size, in large pieces. Raises as `receive`, and what `progress` raises."""
     loop = asyncio.get_running_loop()
-    wake_bytes = 1
+    wake_bytes, taken = 1, 0
     try:
         while view:
             piece = view[:PIECE_BYTES_MAX]
@@ -89,6 +94,10 @@ async def receive_payload(sock: socket.socket, view: memoryview, progress: Progr
                 raise ConnectionError("closed by the peer")
             progress(piece[:count])
             view = view[count:]
+            taken += count
+            if taken >= PIECE_BYTES_MAX:
+                taken = 0
+                await let_others_run()
     finally:
         if wake_bytes > 1:
             _wake_at(sock, 1)
@@ -108,6 +117,7 @@ async def send(
         piece = view[start : start + step]
         await pacer.take(len(piece))
         await _stalling(asyncio.get_running_loop().sock_sendall(sock, piece), stall_timeout_s)
+        await let_others_run()
 
 
 async def send_small(sock: socket.socket, message: bytes, *, stall_timeout_s: float) -> None:

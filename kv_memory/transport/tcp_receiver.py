@@ -25,6 +25,9 @@ LISTEN_BACKLOG = 128
 ACCEPT_PAUSE_S = 0.1
 """After accepting failed, for want of file descriptors for instance."""
 
+ANSWER_BUFFER_BYTES = 1 << 15
+"""What the system keeps of answers that a sender doesn't read; then it is held up, and dropped."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -145,6 +148,7 @@ class TcpReceiver:
     async def _serve(self, sock: socket.socket) -> None:
         try:
             sockets.tune(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ANSWER_BUFFER_BYTES)
             await self._take_patches(sock)
         except (FrameError, OSError) as error:
             # TimeoutError and ConnectionError are OSErrors.
@@ -167,6 +171,7 @@ class TcpReceiver:
                 refusal = str(error)
             answer = frames.pack_answer(head.sequence, refusal)
             await sockets.send_small(sock, answer, stall_timeout_s=self._limits.stall_timeout_s)
+            await sockets.let_others_run()
             if refusal is not None:
                 await self._part(sock)
                 return
