@@ -4,6 +4,9 @@ from meshift.backends.base import ClassUsage, EngineLoad
 from meshift.backends.sim.core import EngineCore, Work
 from meshift.backends.sim.lifecycle import RequestState
 
+RUNS = frozenset((RequestState.PREFILL, RequestState.JOINING, RequestState.RUNNING))
+"""What `running` counts."""
+
 
 def snapshot(core: EngineCore) -> EngineLoad:
     """As of now, also amid a segment of many steps."""
@@ -28,12 +31,14 @@ def usages(core: EngineCore) -> tuple[ClassUsage, ...]:
     """The running requests by execution priority."""
     if not core.running:
         return ()
-    if not core.has_priorities:
+    if not core.requests.has_priorities:
         return (ClassUsage(0, core.running, (core.pool.used + core.taken()) * core.parameters.page_size),)
     page_size, pages_of = core.parameters.page_size, core.parameters.pages_of
     requests: dict[int, int] = {}
     tokens: dict[int, int] = {}
-    for request in core.running_requests():
+    for request in core.requests:
+        if request.state not in RUNS:
+            continue
         execution = request.priority.execution
         requests[execution] = requests.get(execution, 0) + 1
         pages = pages_of(core.counts(request)[0]) if request.state is RequestState.RUNNING else request.pages
