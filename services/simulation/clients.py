@@ -36,7 +36,8 @@ def make_request(arrival: Arrival, model: str, rng: random.Random, logprobs: int
     """Random token ids in, exactly as many out as the workload says."""
     prompt = array("i", rng.choices(PROMPT_TOKENS, k=arrival.input_tokens))
     sampling = Sampling(max_new_tokens=arrival.output_tokens, temperature=0.0, ignore_eos=True, logprobs=logprobs)
-    return GenerateRequest(arrival.request_id, model, prompt, sampling, Priority())
+    priority = Priority(scheduling=arrival.priority, execution=arrival.priority)
+    return GenerateRequest(arrival.request_id, model, prompt, sampling, priority)
 
 
 class FrontendDied(Exception):
