@@ -17,7 +17,7 @@ from meshift.schemas.instances import (
     SchedulerReport,
 )
 from meshift.services.bus.base import Bus, ServiceInfo
-from meshift.services.instances import InstanceView
+from meshift.services.instances import InstanceView, KnownInstance
 from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
@@ -75,6 +75,13 @@ class SchedulerCore:
     def instances(self) -> list[LoadReport]:
         """The newest reports of the live instances."""
         return [known.report for known in self._view]
+
+    def observations(self) -> list[InstanceObservation]:
+        """The live instances, as decisions see them."""
+        return [self._observe(known) for known in self._view]
+
+    def _observe(self, known: KnownInstance) -> InstanceObservation:
+        return InstanceObservation(known.report, *self._charges.charged(known.owner))
 
     def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
         """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
@@ -172,7 +179,7 @@ class SchedulerCore:
 
     def _candidates(self, model: str, excluded: tuple[Owner, ...]) -> list[InstanceObservation]:
         return [
-            InstanceObservation(known.report, *self._charges.charged(known.owner))
+            self._observe(known)
             for known in self._view
             if known.takes_requests and known.report.model.name == model and known.owner not in excluded
         ]
