@@ -122,6 +122,26 @@ class DispatchReply(Message):
     """Why this one, for traces."""
 
 
+class MovePair(Message):
+    """Scheduler -> source: give requests to `destination` until your freeness is `until_freeness` again, or the pair's
+    time is over. A worker obeys the newest incarnation of a scheduler, and its newest pair only."""
+
+    kind: Literal["move_pair"] = "move_pair"
+    scheduler_id: str
+    incarnation: int
+    """The scheduler's."""
+    source: Owner
+    destination: Owner
+    tokens_max: int = Field(ge=0)
+    """What the destination has free: nothing larger is to be sent."""
+    until_freeness: float = Field(allow_inf_nan=False)
+    """Decode steps."""
+    ttl_s: float = Field(gt=0.0, le=60.0, allow_inf_nan=False)
+    waiting: bool = False
+    """Give the request that waits at the head of the queue, which has no KV to copy, and no running one."""
+    reason: str = ""
+
+
 class DrainRequest(Message):
     """Stop taking requests; leave when the running ones have ended or `deadline_s` is over."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -13,6 +14,7 @@ from meshift.schemas.instances import (
     DispatchReply,
     DispatchRequest,
     InstanceGone,
+    InstanceState,
     LoadReport,
     SchedulerReport,
 )
@@ -22,9 +24,10 @@ from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
 from meshift.services.scheduler.holding import Holding
+from meshift.services.scheduler.migration import Migration
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
 from meshift.services.scheduler.policy.observation import InstanceObservation
-from meshift.services.scheduler.policy.pairing import PairingRounds
+from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
 from meshift.services.scheduler.policy.settings import PolicySettings
 from meshift.tracing import names
 from meshift.tracing.spans import NO_TRACER, Attributes, SpanKind, Tracer, child
@@ -55,6 +58,7 @@ class SchedulerCore:
         self._turn = 0
         self.settings = options.scheduling
         self._holding = Holding(self._decide_and_charge)
+        self._migration = Migration(scheduler_id, incarnation, bus, self.counters)
         self._periodic = Periodic(options.report_interval_s, self._report)
 
     async def start(self) -> None:
@@ -81,13 +85,18 @@ class SchedulerCore:
         return [self._observe(known) for known in self._view]
 
     def _observe(self, known: KnownInstance) -> InstanceObservation:
-        return InstanceObservation(known.report, *self._charges.charged(known.owner))
+        tokens, requests = self._charges.charged(known.owner)
+        return InstanceObservation(known.report, tokens, requests, self._migration.moving_in(known.owner))
 
     def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
         """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
         self.settings = self.settings.replaced(changes)
         self._holding.pump()
         return self.settings
+
+    def plans(self) -> Mapping[str, PairingPlan]:
+        """The newest migration plan of each model."""
+        return self._migration.plans
 
     def held(self) -> int:
         """Dispatches that wait for room."""
@@ -99,9 +108,24 @@ class SchedulerCore:
         if self._view.get(report.owner) is None:
             return
         self._charges.on_report(report.owner)
+        self._migration.on_report(report.owner)
         if self._rounds.on_report(report.owner, len(self._view)):
-            self._rounds.take()
-            self._holding.pump()
+            self._on_round(self._rounds.take())
+
+    def _on_round(self, fresh: frozenset[Owner]) -> None:
+        """All have reported. Who waits is placed first; what is left may take moves."""
+        self._holding.pump()
+        if self.settings.moves:
+            models = sorted({known.report.model.name for known in self._view})
+            self._migration.run(models, partial(self._movable, fresh), self.settings, self._now_s())
+
+    def _movable(self, fresh: frozenset[Owner], model: str) -> list[InstanceObservation]:
+        states = (InstanceState.READY, InstanceState.DRAINING)
+        return [
+            self._observe(known)
+            for known in self._view
+            if known.owner in fresh and known.report.model.name == model and known.report.state in states
+        ]
 
     def _on_gone(self, gone: InstanceGone) -> None:
         self._view.on_gone(gone.owner)
@@ -110,6 +134,7 @@ class SchedulerCore:
     def _forget(self, owner: Owner) -> None:
         self._charges.forget(owner)
         self._rounds.forget(owner)
+        self._migration.forget(owner)
 
     def _on_dispatch(self, request: DispatchRequest) -> DispatchReply | Coroutine[Any, Any, DispatchReply]:
         begin_s = self._now_s()

@@ -16,6 +16,8 @@ class SchedulerCounters:
 
     dispatches: dict[str, int] = field(default_factory=dict)
     """By decision: `fits`, `waits` (for room, there), `held` (told to ask again), or the code of the refusal."""
+    pairs: int = 0
+    """Sources told to give requests to a destination."""
     duration: Histogram = field(default_factory=partial(Histogram, DECISION_BOUNDS_S))
 
     def decided(self, decision: str, duration_s: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshift.schemas.identity import Owner
+from meshift.services.scheduler.policy.dispatch import fits
 from meshift.services.scheduler.policy.freeness import migration_freeness
 from meshift.services.scheduler.policy.observation import Alternative, Explanation, InstanceObservation
 from meshift.services.scheduler.policy.settings import PolicySettings
@@ -28,6 +29,8 @@ class Pair:
     """What the source must lose to be above its threshold; at most `tokens_max`. Charged to the destination."""
     until_freeness: float
     expires_s: float
+    waiting: bool = False
+    """The head of the source's queue goes, which has no KV to copy, instead of running ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,15 @@ class PairingPlan:
             paired = instance.owner in sources or instance.owner in destinations
             rejected = "" if paired else self._objection(instance)
             alternatives.append(Alternative(str(instance.owner), figures, rejected))
-        migration = self.settings.migration
         decision = ", ".join(f"{source} to {destination}" for source, destination in sources.items()) or "no pairs"
-        why = f"sources below {migration.out_below:g}, destinations above {migration.in_above:g} decode steps"
-        return Explanation(decision, why, migration.model_dump(), tuple(alternatives))
+        migration = self.settings.migration
+        inputs = migration.model_dump() | {"out_below": self.settings.out_below}
+        why = f"sources below {self.settings.out_below:g}, destinations above {migration.in_above:g} decode steps"
+        return Explanation(decision, why, inputs, tuple(alternatives))
 
     def _objection(self, instance: InstanceObservation) -> str:
         freeness, migration = self.freeness[instance.owner], self.settings.migration
-        if freeness < migration.out_below:
+        if freeness < self.settings.out_below:
             return "no destination left" if instance.report.running else "nothing runs there"
         if freeness <= migration.in_above:
             return "neither overloaded nor free"
@@ -70,9 +74,12 @@ def pair_instances(
     `instances` are the live ones whose report no earlier round has acted on."""
     migration = settings.migration
     headroom = settings.sees_priorities
+    requeued = requeue(instances, settings, now_s) if settings.requeues else []
+    busy = {owner for pair in requeued for owner in (pair.source, pair.destination)}
     freeness = {instance.owner: migration_freeness(instance, headroom) for instance in instances}
-    sources = [item for item in instances if freeness[item.owner] < migration.out_below and item.report.running]
-    destinations = [item for item in instances if freeness[item.owner] > migration.in_above and item.free > 0]
+    able = [item for item in instances if item.owner not in busy]
+    sources = [item for item in able if freeness[item.owner] < settings.out_below and item.report.running]
+    destinations = [item for item in able if freeness[item.owner] > migration.in_above and item.free > 0]
     sources.sort(key=lambda item: (freeness[item.owner], item.owner))
     destinations.sort(key=lambda item: (-item.free, item.owner))
     pairs = []
@@ -81,7 +88,35 @@ def pair_instances(
         if destination is not None:
             destinations.remove(destination)
             pairs.append(_pair(source, destination, settings, now_s))
-    return PairingPlan(tuple(pairs), freeness, instances, settings)
+    return PairingPlan((*requeued, *pairs), freeness, instances, settings)
+
+
+def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, now_s: float) -> list[Pair]:
+    """Where the head of a queue lacks room that another instance has, with the steps for its batch to grow: it goes
+    there, at the price of a message. A preempted request is such a head too. The ones that lack most first; each to the
+    freest that nobody waits at."""
+    blocked = [item for item in instances if item.report.waiting and item.report.head_demand > item.free]
+    blocked.sort(key=lambda item: (not item.is_draining, item.free - item.report.head_demand, item.owner))
+    open_ones = [item for item in instances if not item.is_draining and not item.report.waiting]
+    pairs = []
+    for source in blocked:
+        demand = source.report.head_demand
+        able = [item for item in open_ones if fits(item, demand, settings.dispatch)]
+        if able:
+            chosen = max(able, key=lambda item: (migration_freeness(item, settings.sees_priorities), item.owner))
+            open_ones.remove(chosen)
+            pairs.append(
+                Pair(
+                    source=source.owner,
+                    destination=chosen.owner,
+                    tokens_max=chosen.room,
+                    tokens_wanted=demand,
+                    until_freeness=settings.out_below,
+                    expires_s=now_s + settings.migration.pair_ttl_s,
+                    waiting=True,
+                )
+            )
+    return pairs
 
 
 def _first_allowed(
@@ -109,7 +144,7 @@ def _pair(
         destination=destination.owner,
         tokens_max=destination.free,
         tokens_wanted=min(missing_tokens(source, settings), destination.free),
-        until_freeness=migration.out_below,
+        until_freeness=settings.out_below,
         expires_s=now_s + migration.pair_ttl_s,
     )
 
@@ -121,7 +156,7 @@ def missing_tokens(source: InstanceObservation, settings: PolicySettings) -> int
         return report.used
     headroom = report.headroom if settings.sees_priorities else 0
     usage = report.used + report.reserved + report.head_demand + source.moving_in + headroom
-    return max(0, round(settings.migration.out_below * max(report.running, 1) - (report.capacity - usage)))
+    return max(0, round(settings.out_below * max(report.running, 1) - (report.capacity - usage)))
 
 
 class PairingRounds:

@@ -19,6 +19,9 @@ PolicyName = Literal["meshift", "llumnix", "llumnix-base", "infaas++", "round-ro
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
+OUT_BELOW = 3.0
+OUT_BELOW_MESHIFT = 10.0
+
 ScalingFigure = Literal["ratio", "mean"]
 """What of the cluster is held in the target range: `sum(M - V) / sum(B)`, the decode steps that it can take, or the
 paper's mean of `(M - V) / B`. One idle instance lifts the mean by M / instances: an overloaded cluster shrinks."""
@@ -35,7 +38,7 @@ class DispatchSettings(_Settings):
     hold_s_max: float = Field(0.25, gt=0, le=10, description="longest time until such a prompt is asked for again")
     waiting_max: int = Field(1, ge=1, description="requests that may wait at an instance before others are held")
     margin_steps: float = Field(
-        0.0, ge=0, description="decode steps that an instance's batch must have room for beside the prompt"
+        20.0, ge=0, description="decode steps that an instance's batch must have room for beside the prompt"
     )
 
 
@@ -43,19 +46,17 @@ class MigrationSettings(_Settings):
     """Which instances give requests to which."""
 
     enabled: bool = Field(True, description="move requests at all, where the policy does")
-    out_below: float = Field(3.0, description="freeness (decode steps) below which an instance gives requests away")
+    out_below: float | None = Field(
+        None,
+        description="freeness (decode steps) below which an instance gives requests away (default: the policy's own)",
+    )
     in_above: float = Field(30.0, description="freeness above which an instance takes them")
+    requeue: bool = Field(True, description="let what waits in a full instance's queue move too (`meshift` only)")
     pair_ttl_s: float = Field(0.25, gt=0, le=60, description="how long a pair holds unless it is renewed")
     reverse_after_s: float = Field(
         5.0, ge=0, description="time in which two instances are not paired the other way round"
     )
     defragment: bool = Field(False, description="choose destinations by packing a blocked prompt's room explicitly")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.out_below >= self.in_above:
-            raise ValueError(f"out_below {self.out_below} must be below in_above {self.in_above}")
-        return self
 
 
 class ScalingSettings(_Settings):
@@ -94,6 +95,25 @@ class PolicySettings(_Settings):
     dispatch: DispatchSettings = DispatchSettings()
     migration: MigrationSettings = MigrationSettings()
     scaling: ScalingSettings = ScalingSettings()
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.out_below >= self.migration.in_above:
+            raise ValueError(f"out_below {self.out_below} must be below in_above {self.migration.in_above}")
+        return self
+
+    @property
+    def out_below(self) -> float:
+        """Freeness below which an instance gives requests away. meshift begins earlier: copying takes a while, in which
+        the batch grows on."""
+        if self.migration.out_below is not None:
+            return self.migration.out_below
+        return OUT_BELOW_MESHIFT if self.policy == "meshift" else OUT_BELOW
+
+    @property
+    def requeues(self) -> bool:
+        """Whether waiting requests move."""
+        return self.policy == "meshift" and self.moves and self.migration.requeue
 
     @property
     def moves(self) -> bool:

@@ -14,15 +14,18 @@ from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings, f
 
 @dataclass(frozen=True, slots=True)
 class Movable:
-    """A request in the decode phase."""
+    """A request in the decode phase, or one that waits. Tokens unless said."""
 
     key: RequestKey
     execution: int
     tokens: int
-    """With KV: what a move copies."""
+    """With KV: what a move copies. 0: it waits."""
     moved_s: float | None = None
     """When it came here by a move."""
     is_moving: bool = False
+    scheduling: int = 0
+    demand: int = 0
+    """What it needs to start, if it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def choose_request(
 ) -> Choice:
     """The next one, while the instance's freeness, with what leaves already taken off, is below `until_freeness`.
     `tokens_max`: what the destination still has room for."""
-    candidates = [item for item in requests if not item.is_moving]
+    candidates = [item for item in requests if item.tokens and not item.is_moving]
     if not candidates:
         return Choice(None, "nothing in the decode phase that doesn't move already")
     fitting = [item for item in candidates if item.tokens + settings.growth <= tokens_max]
@@ -88,6 +91,18 @@ def choose_request(
     if freeness >= until_freeness:
         return Choice(None, f"freeness {freeness:.1f} is at least {until_freeness:g}")
     return Choice(chosen, f"freeness {freeness:.1f} is below {until_freeness:g}; shortest of the lowest class")
+
+
+def choose_waiting(requests: Sequence[Movable], tokens_max: int) -> Choice:
+    """The one at the head of the queue, whose demand blocks the others: of the waiting ones, by scheduling priority and
+    then the order of `requests`, which is that of their arrival."""
+    waiting = [item for item in requests if not item.tokens and not item.is_moving]
+    if not waiting:
+        return Choice(None, "nothing waits that doesn't move already")
+    head = max(waiting, key=lambda item: item.scheduling)
+    if head.demand > tokens_max:
+        return Choice(None, f"the head of the queue needs {head.demand} tokens, there are {tokens_max}")
+    return Choice(head, f"head of the queue, {head.demand} tokens")
 
 
 def freeness_without(load: SourceLoad, execution: int, usage: VirtualUsageSettings) -> float:

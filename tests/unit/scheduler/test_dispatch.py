@@ -13,9 +13,9 @@ from meshift.services.scheduler.policy.freeness import dispatch_freeness, memory
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.settings import POLICIES, PolicyName, PolicySettings
 from tests.support.reports import load_report
-from tests.unit.scheduler.kit import instance, instances, settings
+from tests.unit.scheduler.kit import PLAIN, instance, instances, settings
 
-MESHIFT = settings()
+MESHIFT = PLAIN
 
 
 def chosen(
@@ -134,7 +134,7 @@ def test_a_frontend_that_can_not_wait_always_gets_an_owner() -> None:
     decision = choose_instance(loads, 450, 0, MESHIFT, may_wait=False)
     assert decision is not None
     assert decision.owner == Owner("b", 1)
-    assert chosen(loads, 450, policy=settings(dispatch={"hold": False})) == "b"
+    assert chosen(loads, 450, policy=settings(dispatch={"hold": False, "margin_steps": 0})) == "b"
 
 
 @given(instances(), st.integers(1, 1000), st.integers(0, 50), st.sampled_from(POLICIES))

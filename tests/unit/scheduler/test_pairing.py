@@ -1,6 +1,7 @@
 """Migration pairs, rounds of reports, explicit packing."""
 
 import math
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +10,17 @@ from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.defragment import fragmented_tokens, missing_room, pack
 from meshift.services.scheduler.policy.freeness import migration_freeness
 from meshift.services.scheduler.policy.observation import InstanceObservation
-from meshift.services.scheduler.policy.pairing import PairingRounds, PairTimes, missing_tokens, pair_instances
+from meshift.services.scheduler.policy.pairing import (
+    PairingRounds,
+    PairTimes,
+    missing_tokens,
+    pair_instances,
+    requeue,
+)
 from meshift.services.scheduler.policy.settings import PolicyName
-from tests.unit.scheduler.kit import instance, instances, settings
+from tests.unit.scheduler.kit import PLAIN, instance, instances, settings
 
-MESHIFT = settings()
+MESHIFT = PLAIN
 
 
 def pairs(
@@ -22,7 +29,7 @@ def pairs(
     paired: PairTimes | None = None,
     policy: PolicyName = "meshift",
 ) -> list[tuple[str, str]]:
-    plan = pair_instances(loads, settings(policy), now_s, paired or {})
+    plan = pair_instances(loads, MESHIFT.model_copy(update={"policy": policy}), now_s, paired or {})
     return [(pair.source.instance_id, pair.destination.instance_id) for pair in plan.pairs]
 
 
@@ -106,21 +113,58 @@ def test_a_plan_explains_itself() -> None:
     assert explanation.inputs["out_below"] == 3.0
 
 
-@given(instances(), st.booleans())
-def test_whatever_the_loads(loads: list[InstanceObservation], packed: bool) -> None:
-    plan = pack(loads, MESHIFT, 0.0) if packed else pair_instances(loads, MESHIFT, 0.0, {})
+@given(instances(), st.sampled_from(["pack", "plain", "requeue"]))
+def test_whatever_the_loads(loads: list[InstanceObservation], way: str) -> None:
+    chosen = settings() if way == "requeue" else MESHIFT
+    plan = pack(loads, chosen, 0.0) if way == "pack" else pair_instances(loads, chosen, 0.0, {})
     by_owner = {item.owner: item for item in loads}
     named = [owner for pair in plan.pairs for owner in (pair.source, pair.destination)]
     assert len(named) == len(set(named)), "an instance is in one pair at most"
     for pair in plan.pairs:
         source, destination = by_owner[pair.source], by_owner[pair.destination]
-        assert source.report.running
         assert not destination.is_draining
         assert 0 < pair.tokens_max <= destination.free
         assert 0 <= pair.tokens_wanted <= pair.tokens_max
-        if not packed:
-            assert migration_freeness(source) < 3 < 30 < migration_freeness(destination)
+        if pair.waiting:
+            assert source.report.head_demand > source.free
+            assert source.report.head_demand <= destination.room == pair.tokens_max
+        else:
+            assert source.report.running
+        if way != "pack" and not pair.waiting:
+            assert migration_freeness(source) < chosen.out_below < 30 < migration_freeness(destination)
     assert len(plan.explain().alternatives) == len(loads)
+
+
+def test_what_waits_in_a_full_instance_goes_where_it_fits() -> None:
+    waits: dict[str, Any] = {"waiting": 2, "head_demand": 300, "queued_demand": 500}
+    full = instance("a", used=900, running=5, **waits)
+    loads = [
+        full,
+        instance("b", used=600, running=4),
+        instance("c", used=640, running=1),
+        instance("d", used=750, running=1),
+    ]
+    (pair,) = requeue(loads, MESHIFT, 5.0)
+    assert (pair.source, pair.destination) == (Owner("a", 1), Owner("c", 1)), "the freest of those where it fits"
+    assert (pair.waiting, pair.tokens_max, pair.tokens_wanted) == (True, 360, 300)
+    careful = settings(dispatch={"margin_steps": 31})
+    assert requeue(loads, careful, 5.0) == [], "its batch could not grow there"
+    assert requeue([instance("a", used=700, running=5, **waits), *loads[1:]], MESHIFT, 5.0) == [], "it fits where it is"
+    queued = instance("b", running=4, waiting=1, head_demand=10, queued_demand=10)
+    assert requeue([full, queued], MESHIFT, 5.0) == [], "others wait there"
+
+
+def test_a_source_whose_head_can_go_gives_no_running_request() -> None:
+    loads = [
+        instance("a", used=980, running=5, waiting=1, head_demand=300, queued_demand=300),
+        instance("b", used=100, running=1),
+        instance("c", used=400, running=1),
+    ]
+    plan = pair_instances(loads, settings(), 0.0, {})
+    assert [(pair.source.instance_id, pair.waiting) for pair in plan.pairs] == [("a", True)]
+    assert [pair.waiting for pair in pair_instances(loads, settings("llumnix"), 0.0, {}).pairs] == [False]
+    off = settings(migration={"requeue": False})
+    assert [pair.waiting for pair in pair_instances(loads, off, 0.0, {}).pairs] == [False]
 
 
 def test_a_round_is_complete_when_all_have_reported() -> None:

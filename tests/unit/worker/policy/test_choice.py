@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from meshift.backends.base import ClassUsage
 from meshift.schemas.identity import RequestKey
-from meshift.services.worker.policy.choice import Choice, ChoiceSettings, Movable, SourceLoad, choose_request
+from meshift.services.worker.policy.choice import (
+    Choice,
+    ChoiceSettings,
+    Movable,
+    SourceLoad,
+    choose_request,
+)
 from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings, class_loads
 
 USAGE = VirtualUsageSettings()
