@@ -42,3 +42,19 @@ def test_one_that_only_waits_is_not_counted() -> None:
         await engine.stop(1.0)
 
     virtual_time.run(main())
+
+
+def test_the_present_size_of_each_request_also_amid_skipped_steps() -> None:
+    async def main() -> None:
+        engine, _ = await started(skip_steps=True, emit="edges")
+        first, second = make_request(100, 40), make_request(100, 20)
+        engine.submit(first)
+        engine.submit(second)
+        await asyncio.sleep(0.06)
+        assert (engine.held_tokens(first.key), engine.held_tokens(second.key)) == (None, 0), "in prefill; waiting"
+        await asyncio.sleep(0.06 + 0.1)
+        assert (engine.held_tokens(first.key), engine.held_tokens(second.key)) == (110, 0)
+        assert engine.held_tokens(first.key._replace(hop=1)) is None
+        await engine.stop(1.0)
+
+    virtual_time.run(main())
