@@ -178,6 +178,8 @@ class Cancel(Message):
     frontend: FrontendRef
     owner: Owner
     keys: tuple[RequestKey, ...]
+    stale: bool = False
+    """Only this owner's part is unwanted: where the requests moved they may go on. Else whoever has them now stops."""
 
 
 class Acknowledge(Message):
@@ -217,6 +219,8 @@ class ReplayState(StrEnum):
 
     RUNNING = "running"
     FINISHED = "finished"
+    MOVED = "moved"
+    """It ran here; `moved_to` has it now, as hop `hop`."""
     UNKNOWN = "unknown"
 
 
@@ -232,3 +236,5 @@ class ReplayReply(Message):
     logprobs: LogprobColumns | None = None
     """Of all `tokens`, as row 0, if the request asked for them."""
     finish: Finish | None = None
+    moved_to: Owner | None = None
+    hop: int = 0
