@@ -52,7 +52,7 @@ def test_every_no_wants_its_explanation() -> None:
 
 def test_the_table_takes_the_place_of_the_old_one() -> None:
     once = replaced(f"before\n{BEGIN}\n{END}\nafter\n", "| 1 |")
-    assert once == f"before\n{BEGIN}\n| 1 |\n{END}\nafter\n"
+    assert once == f"before\n{BEGIN}\n\n| 1 |\n\n{END}\nafter\n"
     assert replaced(once, "| 2 |") == once.replace("1", "2")
     with pytest.raises(ValueError, match="marks"):
         replaced("no place", "| 1 |")
