@@ -1,4 +1,5 @@
-"""A stock SGLang server beside the mesh, with the server arguments of the mesh's own engine. By hand, until Ctrl-C:
+"""A stock SGLang server beside the mesh, with the server arguments of the mesh's own engine. By hand, until Ctrl-C,
+with further ones of SGLang's behind ours:
 
 .venv/bin/python -m meshift.benchmarks.bare_sglang --model smollm2 --port 30000
 """
@@ -155,9 +156,9 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(".")[0])
     parser.add_argument("--model", default="smollm2", help="a prepared model's name, or a folder")
     parser.add_argument("--port", type=int, default=30_000)
-    arguments = parser.parse_args()
+    arguments, more = parser.parse_known_args()
     settings = sglang_settings(EngineSettings(model=resolve_model(arguments.model)))
-    command = server_command(settings, arguments.port)
+    command = [*server_command(settings, arguments.port), *more]
     os.execve(command[0], command, environment(settings, os.environ))
 
 
