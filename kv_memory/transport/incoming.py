@@ -111,6 +111,10 @@ class ReceiveMemory:
         buffer.release()
         self._wake()
 
+    def retry(self) -> None:
+        """The pool may have room that came back in another way."""
+        self._wake()
+
     def _wake(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()

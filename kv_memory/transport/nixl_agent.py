@@ -7,7 +7,7 @@ and one to a frozen peer looks as if it were under way for ever."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport.base import TransportError
@@ -16,16 +16,51 @@ _MEMORY = "DRAM"
 _T = TypeVar("_T")
 
 
-class Read:
+class Read(Protocol):
     """Bytes of a peer on their way into this process."""
+
+    def settled(self) -> bool:
+        """Whether all bytes are here. Raises TransportError if they never will be. After either, nothing is
+        written any more."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
+class Agent(Protocol):
+    """One end of the network, on registered memory. Not thread-safe; TransportError is all it raises."""
+
+    metadata: bytes
+    """What a peer must know of it."""
+
+    def add_peer(self, metadata: bytes) -> str:
+        """Know a peer from its metadata; its name."""
+
+    def remove_peer(self, name: str) -> None:
+        """Forget it."""
+
+    def notify(self, peer: str, message: bytes) -> None:
+        """Put a message on the way; whether it arrives isn't known."""
+
+    def messages(self) -> list[bytes]:
+        """Those that arrived since. Nothing moves, in either direction, unless this is called often."""
+
+    def read(self, peer: str, peer_address: int, address: int, size: int) -> Read:
+        """Fetch `size` bytes, at least one, from the peer's registered memory into our own."""
+
+    def close(self) -> None:
+        """Nothing is read or written by peers any more."""
+
+
+class NixlRead:
+    """A `Read`."""
 
     def __init__(self, agent: Any, handle: Any) -> None:
         self._agent = agent
         self._handle = handle
 
     def settled(self) -> bool:
-        """Whether all bytes are here. Raises TransportError if they never will be. After either, nothing is
-        written any more."""
+        """As `Read.settled`."""
         try:
             state = _checked(lambda: self._agent.check_xfer_state(self._handle))
             if state == "ERR":
@@ -45,7 +80,7 @@ class Read:
 
 
 class NixlAgent:
-    """Not thread-safe. Raises TransportError from everything that fails."""
+    """An `Agent`."""
 
     def __init__(self, name: str, pools: Sequence[StagingPool]) -> None:
         try:
@@ -78,12 +113,12 @@ class NixlAgent:
         found = _checked(self._agent.get_new_notifs)
         return [message for messages in found.values() for message in messages]
 
-    def read(self, peer: str, peer_address: int, address: int, size: int) -> Read:
-        """Fetch `size` bytes, at least one, from the peer's registered memory into our own."""
+    def read(self, peer: str, peer_address: int, address: int, size: int) -> NixlRead:
+        """As `Agent.read`."""
         here = _checked(lambda: self._agent.get_xfer_descs([(address, size, 0)], _MEMORY))
         there = _checked(lambda: self._agent.get_xfer_descs([(peer_address, size, 0)], _MEMORY))
         handle = _checked(lambda: self._agent.initialize_xfer("READ", here, there, peer, b""))
-        read = Read(self._agent, handle)
+        read = NixlRead(self._agent, handle)
         try:
             _checked(lambda: self._agent.transfer(handle))
         except TransportError:

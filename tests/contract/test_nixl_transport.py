@@ -1,20 +1,22 @@
-"""NixlTransport passes the transport suite, on CPU memory; skipped where NIXL isn't installed."""
+"""NixlTransport passes the transport suite, on CPU memory: over NIXL where it is installed, over a network in
+its place everywhere."""
 
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-pytest.importorskip("nixl", reason="NIXL isn't installed: pip install nixl")
-
 from meshift.kv_memory.transport.base import Transport
 from meshift.kv_memory.transport.nixl import NixlTransport
 from tests.contract.transport_suite import Ends, TransportSuite
+from tests.unit.kv_memory.fake_nixl import FakeNixl
+
+Make = Callable[[int], NixlTransport]
 
 
-class TestNixlTransport(TransportSuite):
+class NixlSuite(TransportSuite):
     @pytest.fixture
-    async def ends(self) -> AsyncIterator[Ends]:
-        sender, receiver = NixlTransport(), NixlTransport(rank=1)
+    async def ends(self, make: Make) -> AsyncIterator[Ends]:
+        sender, receiver = make(0), make(1)
         await sender.start()
         await receiver.start()
         yield sender, receiver
@@ -22,5 +24,19 @@ class TestNixlTransport(TransportSuite):
         await receiver.close()
 
     @pytest.fixture
-    def fresh_end(self) -> Callable[[], Transport]:
-        return lambda: NixlTransport(rank=2)
+    def fresh_end(self, make: Make) -> Callable[[], Transport]:
+        return lambda: make(2)
+
+
+class TestOverAFakeNetwork(NixlSuite):
+    @pytest.fixture
+    def make(self) -> Make:
+        network = FakeNixl()
+        return lambda rank: NixlTransport(rank, make_agent=network.make_agent)
+
+
+class TestOverNixl(NixlSuite):
+    @pytest.fixture
+    def make(self) -> Make:
+        pytest.importorskip("nixl", reason="NIXL isn't installed: pip install nixl")
+        return NixlTransport
