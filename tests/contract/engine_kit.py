@@ -391,8 +391,11 @@ class Mover:
         old = self.request
         now = old.key if attempt is None else old.key._replace(attempt=attempt)
         streams = self.pair.source.listener.streams
-        streams[now] = streams.pop(old.key)
+        # Tokens of the old attempt may still come until it returns.
+        streams[now] = streams[old.key]
         await movable(self.pair.source).resume(self.key, now.attempt)
+        if now != old.key:
+            del streams[old.key]
         return EngineRequest(now, old.prompt, old.output, old.sampling, old.priority)
 
     async def run(self) -> tuple[EngineRequest, Stream]:
