@@ -20,7 +20,7 @@ from meshift.backends.sglang import wire
 from meshift.backends.sglang import wire_moves as moves
 from meshift.backends.sglang.instance import RankInstance
 from meshift.backends.sglang.moves_out import ANSWER_TIMEOUT_S
-from meshift.backends.sglang.pairs import from_wire, pairs_of, part_of
+from meshift.backends.sglang.pairs import from_wire, hashes_of, pairs_of, part_of
 from meshift.backends.sglang.questions import Question, agreed, same
 from meshift.backends.sglang.requests import RequestTable
 from meshift.backends.sglang.state import unpack_state
@@ -230,8 +230,7 @@ class MovesIn:
         with self._instance.questions.ask() as question:
             self._send(moves.HashReserved(nonce=question.nonce, rid=move.rid, start=move.cached, end=frozen.computed))
             answers = agreed(await self._answers(question), moves.Hashes)
-        found = {part.pair: part.checksum for answer in answers for part in answer.hashes}
-        if tuple(found[pair] for pair in sorted(found)) != frozen.kv_hashes:
+        if hashes_of(part for answer in answers for part in answer.hashes) != frozen.kv_hashes:
             raise MoveRefused(f"{move.key}: what arrived is not what was sent", Refusal.BROKEN)
 
     # ---- inside ----

@@ -15,7 +15,7 @@ from meshift.backends.base import (
 from meshift.backends.bounded import BoundedSet
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.instance import RankInstance
-from meshift.backends.sglang.pairs import pairs_of, part_of, to_wire
+from meshift.backends.sglang.pairs import hashes_of, pairs_of, part_of, to_wire
 from meshift.backends.sglang.questions import Question, accepted, agreed, same
 from meshift.backends.sglang.requests import RequestTable
 from meshift.backends.sglang.state import pack_state
@@ -248,12 +248,11 @@ def _frozen_request(frozen: list[wire.FrozenAt], transfer_ns: int, *, copied: bo
     first = frozen[0]
     byte_count = sum(answer.byte_count for answer in frozen)
     gather_ns = max(answer.gather_ns for answer in frozen)
-    hashes = sorted((part.pair, part.checksum) for answer in frozen for part in answer.hashes)
     return FrozenRequest(
         computed=first.end,
         output=tuple(unpack_tokens(first.output)),
         state=pack_state(first.state),
         delta=DeltaSent(first.start, first.end, byte_count, gather_ns, transfer_ns) if copied else None,
-        kv_hashes=tuple(checksum for _, checksum in hashes),
+        kv_hashes=hashes_of(part for answer in frozen for part in answer.hashes),
         frozen_ns=min(answer.frozen_ns for answer in frozen),
     )

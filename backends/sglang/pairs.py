@@ -1,11 +1,16 @@
 """Who sends what to whom: the pairs of a move between two layouts, as the ranks get to know them. Pure."""
 
+from collections.abc import Iterable
+
 from meshift.backends.base import MoveKey
 from meshift.backends.sglang import wire_moves as wire
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.transfer import Pair, plan_pairs
 from meshift.kv_memory.transport.base import Address
+
+HASH_DIGITS = 15
+"""Hexadecimal: 60 bits."""
 
 
 def transfer_id(key: MoveKey) -> str:
@@ -55,3 +60,8 @@ def layout_of(shares: list[wire.Share], tensor_ranks: int, weights: str) -> KvLa
         dtype=shares[0].dtype,
         weights=weights,
     )
+
+
+def hashes_of(parts: Iterable[wire.PairHash]) -> tuple[int, ...]:
+    """In the pairs' order; each cut to what fits any integer."""
+    return tuple(int(part.hash[:HASH_DIGITS], 16) for part in sorted(parts, key=lambda part: part.pair))

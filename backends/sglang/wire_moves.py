@@ -202,10 +202,10 @@ class Gathered(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
 
 
 class PairHash(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """`rectangle_checksum` of a pair."""
+    """`kv_hash` of a pair."""
 
     pair: int
-    checksum: int
+    hash: str
 
 
 class FrozenAt(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="frozen"):

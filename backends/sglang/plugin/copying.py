@@ -2,23 +2,25 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
-from zlib import crc32
 
 import torch
 
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.data_plane import DataPlane, Round
 from meshift.backends.sglang.plugin.kv import RankKv
-from meshift.kv_memory.endpoint import KvReader, rectangle_checksum
+from meshift.kv_memory.data_thread import CHECKSUM_LATER
+from meshift.kv_memory.endpoint import KvReader
+from meshift.kv_memory.hashing import kv_hash
 from meshift.kv_memory.rectangle import Rectangle
+from meshift.kv_memory.staging import StagingBuffer
 from meshift.kv_memory.transport.base import Address, Patch
 
 GATHER_TOKENS_MAX = 512
 """Gathered of one move at one step boundary, so that a long request's copy doesn't hold up the others' steps."""
 
-GATHERED_BYTES_MAX = 256 * 1024 * 1024
-"""Gathered and not yet applied, of one round; the rest waits for a later boundary."""
+_Staged = tuple[wire.PairTarget, Rectangle, StagingBuffer | memoryview]
 
 
 def part_rectangle(part: wire.PairPart, start: int, end: int) -> Rectangle:
@@ -36,15 +38,24 @@ class RowReader(KvReader):
 
     def gather(self, rectangle: Rectangle) -> memoryview:
         """See `KvReader.gather`."""
-        slots = self._slots[rectangle.token_start - self._first : rectangle.token_end - self._first]
-        return self._kv.gather(rectangle, slots)
+        out = memoryview(bytearray(self._kv.byte_count(rectangle)))
+        self._kv.gather(rectangle, self._of(rectangle), out)
+        return out
+
+    def stage(self, rectangle: Rectangle, data: DataPlane, *, must: bool) -> StagingBuffer | memoryview | None:
+        """A copy to be sent, in staging memory. While that is full: None, or, if it `must` be, memory of its own."""
+        buffer = data.staging.try_acquire(self._kv.byte_count(rectangle))
+        if buffer is None:
+            return self.gather(rectangle) if must else None
+        self._kv.gather(rectangle, self._of(rectangle), buffer.view)
+        return buffer
 
     def hashes(self, parts: Sequence[wire.PairPart], start: int, end: int) -> list[wire.PairHash]:
         """Of tokens [start, end) of each part."""
-        return [
-            wire.PairHash(pair=part.pair, checksum=rectangle_checksum(self, part_rectangle(part, start, end)))
-            for part in parts
-        ]
+        return [wire.PairHash(pair=part.pair, hash=kv_hash(self, part_rectangle(part, start, end))) for part in parts]
+
+    def _of(self, rectangle: Rectangle) -> torch.Tensor:
+        return self._slots[rectangle.token_start - self._first : rectangle.token_end - self._first]
 
 
 class Copy:
@@ -57,24 +68,54 @@ class Copy:
         self._generation = generation
         self._targets = [target for target in targets if target.part.rank == rank]
 
-    def gather_piece(self, reader: RowReader, data: DataPlane, round_: Round, tokens_max: int) -> bool:
-        """Gather and hand over the next piece; whether that was the last."""
-        if round_.pending_bytes > GATHERED_BYTES_MAX:
-            return False
+    def gather_piece(self, reader: RowReader, data: DataPlane, round_: Round) -> bool:
+        """Gather and hand over the next piece, if there is staging memory; whether that was the last."""
         begun_ns = time.monotonic_ns()
-        low, self.next = self.next, min(self.next + tokens_max, self.end)
-        is_last = self.next >= self.end
-        for target in self._targets if self.next > low else ():
-            rectangle = part_rectangle(target.part, low, self.next)
-            payload = reader.gather(rectangle)
-            # Only what ends a round promises more than the round before did.
-            watermark = self.end if is_last else self.start
-            patch = Patch(target.part.transfer_id, watermark, self._generation, rectangle, payload, crc32(payload))
-            data.send(round_, _address(target.address), patch)
+        end = min(self.next + GATHER_TOKENS_MAX, self.end)
+        staged = self._stage(reader, data, end, must=False) if end > self.next else []
+        if staged is not None:
+            self._post(staged, data, round_, end)
         self.gather_ns += time.monotonic_ns() - begun_ns
-        if is_last:
-            data.finish(round_)
-        return is_last
+        return self._is_done(data, round_)
+
+    def gather_all(self, reader: RowReader, data: DataPlane, round_: Round) -> None:
+        """Gather and hand over all that is left."""
+        begun_ns = time.monotonic_ns()
+        while self.next < self.end:
+            end = min(self.next + GATHER_TOKENS_MAX, self.end)
+            staged = self._stage(reader, data, end, must=True)
+            assert staged is not None
+            self._post(staged, data, round_, end)
+        self.gather_ns += time.monotonic_ns() - begun_ns
+        self._is_done(data, round_)
+
+    def _is_done(self, data: DataPlane, round_: Round) -> bool:
+        if self.next < self.end:
+            return False
+        data.finish(round_)
+        return True
+
+    def _stage(self, reader: RowReader, data: DataPlane, end: int, *, must: bool) -> list[_Staged] | None:
+        """Tokens [next, end) for all targets, or nothing at all."""
+        staged: list[_Staged] = []
+        for target in self._targets:
+            rectangle = part_rectangle(target.part, self.next, end)
+            payload = reader.stage(rectangle, data, must=must)
+            if payload is None:
+                for _, _, taken in staged:
+                    _release(taken)
+                return None
+            staged.append((target, rectangle, payload))
+        return staged
+
+    def _post(self, staged: list[_Staged], data: DataPlane, round_: Round, end: int) -> None:
+        # Only what ends a round promises more than the round before did.
+        watermark = self.end if end == self.end else self.start
+        self.next = end
+        for target, rectangle, payload in staged:
+            view = payload.view if isinstance(payload, StagingBuffer) else payload
+            patch = Patch(target.part.transfer_id, watermark, self._generation, rectangle, view, CHECKSUM_LATER)
+            data.send(round_, _address(target.address), patch, partial(_release, payload))
 
 
 def row_reader(kv: RankKv, scheduler: Any, req: Any) -> RowReader:
@@ -85,3 +126,8 @@ def row_reader(kv: RankKv, scheduler: Any, req: Any) -> RowReader:
 
 def _address(address: wire.TargetAddress) -> Address:
     return Address(address.scheme, address.location, address.rank, address.token)
+
+
+def _release(payload: StagingBuffer | memoryview) -> None:
+    if isinstance(payload, StagingBuffer):
+        payload.release()

@@ -14,21 +14,28 @@ LAYOUT = "nhd"
 
 
 class RankKv:
-    """Tokens are given with their slots; layers and heads are the model's. Not for threads: slots of requests may
-    change between two steps."""
+    """Tokens are given with their slots; layers and heads are the model's. `Rows` of `kv_memory.staged`, on any
+    device. Slots of requests may change between two steps: who reads on another thread must know that they don't."""
 
     def __init__(self, scheduler: Any) -> None:
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.share = describe(scheduler)
 
-    def gather(self, rectangle: Rectangle, slots: torch.Tensor) -> memoryview:
-        """The cells' bytes, as in a patch, in memory of their own. `slots`: [rectangle.tokens]."""
+    def byte_count(self, rectangle: Rectangle) -> int:
+        """Of a rectangle's payload."""
+        row_bytes: int = self.share.head_dim * self._pool.store_dtype.itemsize
+        return rectangle.layers * rectangle.tokens * 2 * rectangle.heads * row_bytes
+
+    def gather(self, rectangle: Rectangle, slots: torch.Tensor, out: memoryview) -> None:
+        """Fill `out` with the cells' bytes, in a patch's order. `slots`: [rectangle.tokens]."""
         buffers = self._buffers(rectangle)
-        staging = torch.empty(
-            staging_shape(buffers, rectangle.tokens), dtype=buffers[0][0].dtype, device=buffers[0][0].device
-        )
-        gather_slots(buffers, slots, staging)
-        return staging.cpu().flatten().view(torch.uint8).numpy().data
+        key = buffers[0][0]
+        shape = staging_shape(buffers, rectangle.tokens)
+        host = torch.frombuffer(out, dtype=torch.uint8).view(key.dtype).view(shape)
+        if key.device.type == "cpu":
+            gather_slots(buffers, slots, host)
+        else:
+            host.copy_(gather_slots(buffers, slots, torch.empty(shape, dtype=key.dtype, device=key.device)))
 
     def scatter(self, rectangle: Rectangle, slots: torch.Tensor, payload: bytes | memoryview) -> None:
         """Write what `gather` gave. Raises ValueError for another size."""

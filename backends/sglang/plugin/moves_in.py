@@ -63,9 +63,8 @@ class MovesIn:
     def quiesce(self, command: wire.Quiesce) -> None:
         """First half of an abort: no writer is left when all ranks are quiet."""
         reservation = self.reservations.get(command.rid)
-        if reservation is not None:
-            self._close_transfers(reservation)
-        self._data.report_when_quiet(command.nonce)
+        receivers = [] if reservation is None else reservation.receivers
+        self._data.report_when_quiet(command.nonce, [receiver.part.transfer_id for receiver in receivers])
 
     def unreserve(self, command: wire.Unreserve) -> None:
         """Second half: the memory is free."""

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from meshift.backends.base import Refusal
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.batches import Batches
-from meshift.backends.sglang.plugin.copying import GATHER_TOKENS_MAX, Copy, row_reader
+from meshift.backends.sglang.plugin.copying import Copy, row_reader
 from meshift.backends.sglang.plugin.data_plane import DataPlane, Round
 from meshift.backends.sglang.plugin.kv import RankKv
 from meshift.schemas.base import pack_tokens
@@ -153,7 +153,7 @@ class MovesOut:
             self._agent.refuse_move(command.nonce, *obstacle)
             return True
         reader = row_reader(self._kv, self._scheduler, sending.req)
-        if not copy.gather_piece(reader, self._data, sending.round, GATHER_TOKENS_MAX):
+        if not copy.gather_piece(reader, self._data, sending.round):
             return False
         self._agent.answer(
             wire.Gathered,
@@ -195,7 +195,7 @@ class MovesOut:
         hashes: list[wire.PairHash] = []
         if command.copies:
             reader = row_reader(self._kv, self._scheduler, req)
-            copy.gather_piece(reader, self._data, round_, max(1, copy.end - copy.start))
+            copy.gather_all(reader, self._data, round_)
             if command.hash_start >= 0:
                 parts = [target.part for target in command.targets if target.part.rank == self._agent.rank]
                 hashes = reader.hashes(parts, command.hash_start, copy.end)
