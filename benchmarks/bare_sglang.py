@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 
-from meshift.backends.sglang.arguments import rank_environment, server_arguments
+from meshift.backends.sglang.arguments import COMPUTE_NICENESS, rank_environment, server_arguments
 from meshift.backends.sglang.plugin.activate import ENGINE_VARIABLE
 from meshift.backends.sglang.processes import free_loopback_port
 from meshift.backends.sglang.settings import SglangSettings
+from meshift.benchmarks.cpu_time import tree
 from meshift.services.launcher.parent_death import end_with_parent
 
 SERVER = (sys.executable, "-P", "-m", "sglang.launch_server")
@@ -23,6 +24,8 @@ START_DEADLINE_S = 480.0
 STOP_DEADLINE_S = 20.0
 POLL_S = 0.2
 LOG_TAIL_CHARS = 3_000
+SCHEDULER_TITLE = b"sglang::scheduler"
+"""What SGLang calls the processes that compute."""
 
 OURS_ALONE = (ENGINE_VARIABLE, "SGLANG_USE_PICKLE_IPC")
 """What makes a process a rank of a worker; without it SGLang is stock, but for running on any CPU."""
@@ -66,8 +69,11 @@ def environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[str, 
 
 
 @contextlib.asynccontextmanager
-async def running_bare_server(settings: SglangSettings, log_path: Path) -> AsyncIterator[BareServer]:
-    """The server, ready; ended afterwards with all its processes. Raises BareServerError."""
+async def running_bare_server(
+    settings: SglangSettings, log_path: Path, niceness: int = COMPUTE_NICENESS
+) -> AsyncIterator[BareServer]:
+    """The server, ready; ended afterwards with all its processes. `niceness`: of its computing processes, by default
+    that of the mesh's; 0 is SGLang's own. Raises BareServerError."""
     port = free_loopback_port()
     words = [*SERVER, "--host", "127.0.0.1", "--port", str(port), *command_line(server_arguments(settings))]
     with log_path.open("wb") as log:
@@ -83,6 +89,7 @@ async def running_bare_server(settings: SglangSettings, log_path: Path) -> Async
     server = BareServer(f"http://127.0.0.1:{port}", process, log_path)
     try:
         await _until_ready(server)
+        be_nice(server, niceness)
         yield server
     finally:
         await _end(process)
@@ -100,6 +107,22 @@ async def _until_ready(server: BareServer) -> None:
     except TimeoutError:
         raise BareServerError(f"not ready after {START_DEADLINE_S:g} s:\n{_tail(server.log_path)}") from None
     raise BareServerError(f"ended with status {server.process.returncode}:\n{_tail(server.log_path)}")
+
+
+def computing_processes(server: BareServer) -> list[int]:
+    """Those that run the model."""
+    return [pid for pid in tree(server.pid)[1:] if SCHEDULER_TITLE in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def be_nice(server: BareServer, niceness: int) -> None:
+    """Let the threads that compute give way. The server's warm-up is over, so all are there. Raises BareServerError if
+    none is."""
+    computing = computing_processes(server)
+    if not computing:
+        raise BareServerError(f"no process is called {SCHEDULER_TITLE.decode()}")
+    for pid in computing:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
 
 
 def _tail(path: Path) -> str:

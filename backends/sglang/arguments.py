@@ -16,6 +16,9 @@ from meshift.backends.sglang.settings import SglangSettings
 CHUNKED_PREFILL_TOKENS_CPU = 512
 RUNNING_REQUESTS_MAX_CPU = 256
 DECODE_LOG_STEPS = 1000
+COMPUTE_NICENESS = 5
+"""Of a rank's computing threads. On full cores the worker and the rank's own sockets must not wait behind them."""
+
 WATCHDOG_S = 24 * 3600
 """The worker judges whether an engine hangs; SGLang's own watchdog would only end it without a reason."""
 

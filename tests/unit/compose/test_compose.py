@@ -79,6 +79,12 @@ def test_what_is_copied_exists_and_is_sent_to_the_engine() -> None:
             assert any(source == line[1:] or source.startswith(f"{line[1:]}/") for line in ignored if line[:1] == "!")
 
 
+def test_every_room_is_in_the_wheel() -> None:
+    copied = re.findall(r"^COPY (\S+) \1$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
+    rooms = [path.name for path in (ROOT / "src" / "meshift").iterdir() if path.is_symlink()]
+    assert set(rooms) <= set(copied)
+
+
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_every_variable_is_a_setting_and_its_default_is_valid(name: str) -> None:
     environment = dict(SERVICES[name]["environment"]) | GPU_SERVICES.get(name, {}).get("environment", {})
