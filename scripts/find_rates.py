@@ -1,7 +1,7 @@
 """Finds the request rates of the serving matrix and writes `benchmarks/experiments/rates.json`.
 
-For each trace and target: the rate at which INFaaS++ has that P99 prefill in the median of the seeds, by halving. Each run
-is kept in a file, so that a search that is broken off goes on where it was. It takes minutes to hours of CPU time.
+For each trace and target: the rate at which INFaaS++ has that P99 prefill in the median of the seeds. By halving; runs
+are kept in a file, so that a search that is broken off goes on where it was. It takes minutes to hours of CPU time.
 
     .venv/bin/python scripts/find_rates.py --traces M-M --seeds 0 1 2 3 4 5 6 7 --runs results/rates.jsonl
 """

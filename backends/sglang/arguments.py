@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshift.backends.sglang.plugin.activate import (
+    CPU_ATTENTION_NAME,
     CPU_PLATFORM_NAME,
     CPU_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
@@ -63,6 +64,7 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
         "max_running_requests": settings.max_running_requests,
         "chunked_prefill_size": settings.chunked_prefill_size,
         "dtype": settings.dtype,
+        "attention_backend": settings.attention_backend,
         "disable_overlap_schedule": None if settings.overlap is None else not settings.overlap,
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
@@ -74,7 +76,7 @@ def _device_arguments(settings: SglangSettings) -> dict[str, Any]:
         return {"device": "cuda", "disable_overlap_schedule": settings.pipeline_stages > 1}
     return {
         "device": "cpu",
-        "attention_backend": "torch_native",
+        "attention_backend": CPU_ATTENTION_NAME,
         "dtype": "float32",
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
