@@ -68,6 +68,9 @@ class ScalingSettings(_Settings):
     low: float = Field(10.0, description="freeness below which one is started")
     high: float = Field(60.0, description="freeness above which one is drained")
     sustain_s: float = Field(10.0, ge=0, description="how long it must be beyond the range")
+    shortage: bool = Field(
+        True, description="start one, too, where prompts wait that have room nowhere; drain none whose requests would"
+    )
     instances_min: int = Field(1, ge=1, description="never fewer")
     instances_max: int = Field(16, ge=1, description="never more, those that are starting included")
     start_timeout_s: float = Field(600.0, gt=0, description="a start that takes longer counts as failed")
