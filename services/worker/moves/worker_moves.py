@@ -100,6 +100,10 @@ class WorkerMoves:
         """Moves out that are under way."""
         return len(self._running)
 
+    def incoming(self) -> int:
+        """Moves into it that are under way."""
+        return len(self._incoming)
+
     def moved(self, key: RequestKey) -> Moved | None:
         """Where the request went that was here under that key."""
         return self._context.moved.get(key)
