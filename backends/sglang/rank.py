@@ -45,9 +45,10 @@ def main() -> None:
     _die_with_worker(spec.worker_pid)
     faulthandler.enable()
     outbox = Outbox(spec.reports_address)
-    install(RankContext(spec.rank, outbox))
+    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host)
+    install(context)
     try:
-        _serve(spec, outbox)
+        _serve(spec, context)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -64,9 +65,9 @@ def _die_with_worker(worker_pid: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _serve(spec: RankSpec, outbox: Outbox) -> None:
+def _serve(spec: RankSpec, context: RankContext) -> None:
     def announce(phase: str) -> None:
-        outbox.send(wire.RankPhase(rank=spec.rank, phase=phase))
+        context.outbox.send(wire.RankPhase(rank=spec.rank, phase=phase))
 
     announce("importing sglang")
     from sglang.srt.managers.io_struct import hook_custom_types
@@ -89,7 +90,7 @@ def _serve(spec: RankSpec, outbox: Outbox) -> None:
         spec.tensor_rank,
         spec.stage,
         None,
-        ReadyReporter(RankContext(spec.rank, outbox)),
+        ReadyReporter(context),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from meshift.backends.sim.bounded import BoundedSet
+from meshift.backends.bounded import BoundedSet
 from meshift.backends.sim.request import SimRequest
 from meshift.schemas.identity import RequestKey
 

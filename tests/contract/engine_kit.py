@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshift.backends.base import (
     DeltaSent,
@@ -38,6 +38,7 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    queued_ns: int | None = None
 
 
 class CollectingListener:
@@ -80,6 +81,10 @@ class CollectingListener:
             self.problems.append(f"empty event: {event.key}")
         if event.logprobs is not None and len(event.logprobs) != len(event.tokens):
             self.problems.append(f"{len(event.logprobs)} log-probabilities of {len(event.tokens)} tokens: {event.key}")
+        if event.queued_ns is not None:
+            if not event.tokens or stream.tokens:
+                self.problems.append(f"queueing told with other than the first tokens: {event.key}")
+            stream.queued_ns = event.queued_ns
         stream.tokens.extend(event.tokens)
         stream.logprobs.extend(event.logprobs or ())
         stream.finish = event.finish
@@ -256,10 +261,17 @@ class MovePair:
     """A deadline of reservations that a slow move doesn't reach."""
     short_reservation_s: float
     """One that a test can wait for."""
+    headroom_tokens: int | None = None
+    """How far a request may get while the destination answers; four pages, if it isn't said."""
 
     def reversed(self) -> "MovePair":
         """The other direction."""
-        return MovePair(self.destination, self.source, self.reservation_s, self.short_reservation_s)
+        return replace(self, source=self.destination, destination=self.source)
+
+    @property
+    def headroom(self) -> int:
+        """To reserve beyond what is there, before a freeze."""
+        return self.headroom_tokens or 4 * self.source.info.page_size
 
     async def settle(self) -> None:
         """Both."""
@@ -391,8 +403,11 @@ class Mover:
         old = self.request
         now = old.key if attempt is None else old.key._replace(attempt=attempt)
         streams = self.pair.source.listener.streams
-        streams[now] = streams.pop(old.key)
+        # Tokens of the old attempt may still come until it returns.
+        streams[now] = streams[old.key]
         await movable(self.pair.source).resume(self.key, now.attempt)
+        if now != old.key:
+            del streams[old.key]
         return EngineRequest(now, old.prompt, old.output, old.sampling, old.priority)
 
     async def run(self) -> tuple[EngineRequest, Stream]:
@@ -404,7 +419,7 @@ class Mover:
 
     async def finish(self) -> tuple[EngineRequest, Stream]:
         """From a live round on: freeze, commit, release."""
-        await self.reserve(self.next + 4 * self.pair.source.info.page_size)
+        await self.reserve(self.next + self.pair.headroom)
         await self.freeze()
         arrived = await self.commit()
         await self.release()

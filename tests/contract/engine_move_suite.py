@@ -35,7 +35,7 @@ async def drive_to(mover: Mover, phase: str) -> None:
     await mover.copy()
     if phase == "copy":
         return
-    await mover.reserve(mover.next + 4 * mover.pair.source.info.page_size)
+    await mover.reserve(mover.next + mover.pair.headroom)
     if phase == "copies":
         await mover.copy()
         return
@@ -130,7 +130,7 @@ class EngineMoveSuite(MoveStarts):
         starts = []
         for count in (2, 5, 9, 14):
             await pair.source.produced(before, count)
-            await mover.reserve(len(mover.request.prompt) + count + 4 * pair.source.info.page_size)
+            await mover.reserve(len(mover.request.prompt) + count + pair.headroom)
             starts.append((await mover.copy()).start)
         _, after = await mover.finish()
         await pair.destination.finished(after)
@@ -411,7 +411,7 @@ class EngineMoveSuite(MoveStarts):
     async def test_cancelled_during(self, pair: MovePair, call: str) -> None:
         _, mover, stream = await self.start(pair)
         await mover.begin()
-        await mover.reserve(len(mover.request.prompt) + 6 * pair.source.info.page_size)
+        await mover.reserve(len(mover.request.prompt) + 2 * pair.headroom)
         running = asyncio.ensure_future(mover.copy() if call == "copy" else mover.freeze())
         await asyncio.sleep(0)
         pair.source.engine.cancel(mover.request.key)
