@@ -175,7 +175,10 @@ class WorkerMoves:
     def _on_closed(self, closed: MoveClosed) -> None:
         if closed.owner == self._context.owner:
             for key in closed.keys:
-                self._context.moved.over(key, closed.destination)
+                record = self._context.moved.over(key, closed.destination)
+                if record is not None:
+                    # Whoever moved it here remembers that, too.
+                    self.closed(record)
 
     def _done(self, task: "asyncio.Task[MoveReport]") -> None:
         del self._running[task]
