@@ -269,8 +269,8 @@ class MovableEngine(Engine, Protocol):
         """Source: the destination owns it; free its memory (its KV may stay as a cached prefix). No event follows."""
 
     async def resume(self, key: MoveKey, attempt: int) -> None:
-        """Source: the move failed; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the old attempt reach
-        the listener under the old key first."""
+        """Source: the move failed, or never began; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the
+        old attempt reach the listener under the old key first."""
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
