@@ -123,6 +123,20 @@ class StatusRequest(Message):
     kind: Literal["status_request"] = "status_request"
 
 
+class DrainStatus(Part):
+    """Where a drain is."""
+
+    left: int
+    """Requests that run here still."""
+    moving: int
+    moved: int
+    """Since the drain began."""
+    deadline_s: float
+    """Until it leaves whatever is left; negative when that is past."""
+    blocked: str = ""
+    """Why what is left doesn't move away, if it doesn't: then it is waited for."""
+
+
 class WorkerStatus(Message):
     """Worker -> operator."""
 
@@ -133,3 +147,5 @@ class WorkerStatus(Message):
     """Process ids of the instance's ranks; empty for a simulated engine."""
     requests: int
     unacknowledged: int
+    drain: DrainStatus | None = None
+    """None unless it drains."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshift.backends.sglang.plugin.activate import (
+    CPU_ATTENTION_NAME,
     CPU_PLATFORM_NAME,
     CPU_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
@@ -15,6 +16,9 @@ from meshift.backends.sglang.settings import SglangSettings
 CHUNKED_PREFILL_TOKENS_CPU = 512
 RUNNING_REQUESTS_MAX_CPU = 256
 DECODE_LOG_STEPS = 1000
+COMPUTE_NICENESS = 5
+"""Of a rank's computing threads. On full cores the worker and the rank's own sockets must not wait behind them."""
+
 WATCHDOG_S = 24 * 3600
 """The worker judges whether an engine hangs; SGLang's own watchdog would only end it without a reason."""
 
@@ -60,6 +64,7 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
         "max_running_requests": settings.max_running_requests,
         "chunked_prefill_size": settings.chunked_prefill_size,
         "dtype": settings.dtype,
+        "attention_backend": settings.attention_backend,
         "disable_overlap_schedule": None if settings.overlap is None else not settings.overlap,
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
@@ -71,7 +76,7 @@ def _device_arguments(settings: SglangSettings) -> dict[str, Any]:
         return {"device": "cuda", "disable_overlap_schedule": settings.pipeline_stages > 1}
     return {
         "device": "cpu",
-        "attention_backend": "torch_native",
+        "attention_backend": CPU_ATTENTION_NAME,
         "dtype": "float32",
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,

@@ -1,8 +1,9 @@
 """The worker's table of requests that the ranks hold, and its translations to and from the wire. No I/O."""
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshift.backends.base import EngineLoad, EngineRequest, TokenEvent
@@ -25,6 +26,7 @@ class ProtocolViolation(Exception):
 class _Entry:
     key: RequestKey
     next_index: int
+    submitted_ns: int
     rid: str
     """SGLang's name of it; that of its first key here."""
 
@@ -32,7 +34,9 @@ class _Entry:
 class RequestTable:
     """Tickets of live requests, the keys of late ones, and what was submitted but isn't in the ranks' load yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`clock_ns` is the monotonic clock that worker and ranks have in common: they run on one host."""
+        self._clock_ns = clock_ns
         self._ended: dict[RequestKey, None] = {}
         self._tickets: dict[RequestKey, int] = {}
         self._entries: dict[int, _Entry] = {}
@@ -54,7 +58,8 @@ class RequestTable:
             raise InvalidRequest(f"{request.key} was submitted before", param="request_id")
         ticket = next(self._numbers)
         self._tickets[request.key] = ticket
-        self._entries[ticket] = _Entry(request.key, len(request.output), wire.encode_rid(request.key))
+        rid = wire.encode_rid(request.key)
+        self._entries[ticket] = _Entry(request.key, len(request.output), self._clock_ns(), rid)
         if not moved:
             self._submits += 1
             self._unseen.append((self._submits, len(request.prompt) + len(request.output)))
@@ -107,6 +112,7 @@ class RequestTable:
                 raise ProtocolViolation(f"ticket {ticket}: tokens from {start}, expected {entry}")
             entry.next_index += count
             finish = finishes.get(row)
+            begun_ns = report.prefill_starts_ns.get(row)
             if finish is not None:
                 self._close(ticket, entry.key)
             yield TokenEvent(
@@ -115,6 +121,7 @@ class RequestTable:
                 tokens=tokens[offset : offset + count],
                 finish=None if finish is None else _finish(finish),
                 logprobs=logprobs.get(row),
+                queued_ns=None if begun_ns is None else max(0, begun_ns - entry.submitted_ns),
             )
             offset += count
 
@@ -158,6 +165,7 @@ def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Subm
         repetition_penalty=sampling.repetition_penalty,
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
+        logit_bias={str(token): bias for token, bias in sampling.logit_bias},
         ignore_eos=sampling.ignore_eos,
         seed=seed if sampling.seed is None else sampling.seed,
         logprobs=sampling.logprobs,

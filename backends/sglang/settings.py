@@ -33,6 +33,8 @@ class SglangSettings(BaseModel):
     """Of prompt plus output; None: the model's own."""
     dtype: str | None = None
     """None: float32 on a CPU, else the checkpoint's."""
+    attention_backend: str | None = None
+    """By SGLang's name; None: our kernel on a CPU (`torch_native` is SGLang's own), else SGLang's choice."""
     radix_cache: bool = True
     overlap: bool | None = None
     """SGLang's overlap scheduler; None: on CUDA with one stage. On a CPU it only delays each token by a step."""

@@ -32,6 +32,7 @@ class SamplingFields(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     repetition_penalty: float
     stop: list[str]
     stop_token_ids: list[int]
+    logit_bias: dict[str, float]
     ignore_eos: bool
     seed: int
     logprobs: int | None
@@ -154,6 +155,8 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     finishes: list[FinishRow]
     logprobs: LogprobColumns | None
     load: LoadSnapshot
+    prefill_starts_ns: dict[int, int] = {}
+    """Of the rows with a request's first tokens: when its prefill began, on the host's monotonic clock."""
 
 
 class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="integrity"):

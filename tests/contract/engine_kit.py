@@ -38,6 +38,7 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    queued_ns: int | None = None
 
 
 class CollectingListener:
@@ -80,6 +81,10 @@ class CollectingListener:
             self.problems.append(f"empty event: {event.key}")
         if event.logprobs is not None and len(event.logprobs) != len(event.tokens):
             self.problems.append(f"{len(event.logprobs)} log-probabilities of {len(event.tokens)} tokens: {event.key}")
+        if event.queued_ns is not None:
+            if not event.tokens or stream.tokens:
+                self.problems.append(f"queueing told with other than the first tokens: {event.key}")
+            stream.queued_ns = event.queued_ns
         stream.tokens.extend(event.tokens)
         stream.logprobs.extend(event.logprobs or ())
         stream.finish = event.finish

@@ -6,6 +6,9 @@ import os
 CPU_PLATFORM_NAME = "meshift_cpu"
 """The platform's entry point, as in `SGLANG_PLATFORM`."""
 
+CPU_ATTENTION_NAME = "meshift_cpu"
+"""Our attention backend, as in `--attention-backend`."""
+
 CPU_PLATFORM_VARIABLE = "MESHIFT_CPU_PLATFORM"
 """`1`: SGLang runs on this host's CPU, without its compiled CPU kernels; good for a stock server too."""
 

@@ -305,7 +305,8 @@ class RankAgent:
             finish = outputs.finish_row(len(self._rows), req, reason, cancelled)
         if self._context.leads:
             logprobs = outputs.logprobs_of(req, start, len(tokens))
-            self._rows.add(req.mesh.ticket, start, tokens, finish, logprobs)
+            begun_ns = outputs.prefill_start_ns(req, start, len(tokens))
+            self._rows.add(req.mesh.ticket, start, tokens, finish, logprobs, begun_ns)
 
     def _end_preemption(self, req: Any) -> None:
         if req.mesh.preempted_ns is not None:

@@ -52,6 +52,7 @@ def _sampling_params(fields: wire.SamplingFields) -> Any:
     values["sampling_seed"] = values.pop("seed")
     values["stop"] = values["stop"] or None
     values["stop_token_ids"] = set(values["stop_token_ids"]) or None
+    values["logit_bias"] = values["logit_bias"] or None
     return SamplingParams(**values)
 
 

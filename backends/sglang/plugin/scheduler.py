@@ -8,13 +8,11 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
+from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import describe
-
-COMPUTE_NICENESS = 5
-"""Of a rank's computing threads. On full cores the worker and the rank's own sockets must not wait behind them."""
 
 REQUEST_SLACK_TOKENS = 2
 """SGLang keeps the last two positions of the context, and as many slots, out of use."""

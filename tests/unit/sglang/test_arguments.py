@@ -18,7 +18,7 @@ def test_cpu_defaults() -> None:
     arguments = server_arguments(settings())
     assert arguments["device"] == "cpu"
     assert arguments["dtype"] == "float32"
-    assert arguments["attention_backend"] == "torch_native"
+    assert arguments["attention_backend"] == "meshift_cpu"
     assert arguments["sampling_backend"] == "pytorch"
     assert arguments["max_total_tokens"] == 8192
     assert arguments["disable_overlap_schedule"] is True
@@ -28,11 +28,17 @@ def test_cpu_defaults() -> None:
 def test_what_is_set_wins_and_extra_wins_over_it() -> None:
     arguments = server_arguments(
         settings(
-            dtype="bfloat16", overlap=True, chunked_prefill_size=7, radix_cache=False, extra_server_args={"dtype": "x"}
+            dtype="bfloat16",
+            overlap=True,
+            attention_backend="torch_native",
+            chunked_prefill_size=7,
+            radix_cache=False,
+            extra_server_args={"dtype": "x"},
         )
     )
     assert arguments["dtype"] == "x"
     assert arguments["disable_overlap_schedule"] is False
+    assert arguments["attention_backend"] == "torch_native"
     assert arguments["chunked_prefill_size"] == 7
     assert arguments["disable_radix_cache"] is True
 

@@ -14,7 +14,9 @@ from meshift.schemas.requests import FinishReason, Sampling
 
 
 def request(name: str, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = ()) -> EngineRequest:
-    return EngineRequest(RequestKey(name, 1, 0), prompt, output, Sampling(max_new_tokens=9, stop=("x",)))
+    return EngineRequest(
+        RequestKey(name, 1, 0), prompt, output, Sampling(max_new_tokens=9, stop=("x",), logit_bias=((4, -1.5),))
+    )
 
 
 def load(submits_seen: int, waiting: int = 0, demand: int = 0) -> wire.LoadSnapshot:
@@ -48,6 +50,7 @@ def test_command() -> None:
     assert wire.decode_rid(command.rid) == RequestKey("a", 1, 0)
     assert (command.prompt, command.output) == (pack_tokens((1, 2, 3)), pack_tokens((7,)))
     assert (command.sampling.seed, command.sampling.stop) == (5, ["x"])
+    assert command.sampling.logit_bias == {"4": -1.5}
 
 
 def test_events_of_a_step() -> None:
