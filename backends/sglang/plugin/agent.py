@@ -18,7 +18,7 @@ from meshift.backends.sglang.plugin import accounting, grammar, outputs, request
 from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.context import RankContext
 from meshift.backends.sglang.plugin.data_plane import DataPlane
-from meshift.backends.sglang.plugin.kv import RankKv
+from meshift.backends.sglang.plugin.kv import RankKv, describe
 from meshift.backends.sglang.plugin.moves_in import MovesIn
 from meshift.backends.sglang.plugin.moves_out import MovesOut
 from meshift.schemas.base import count_tokens
@@ -51,7 +51,7 @@ class RankAgent:
 
     def start_moving(self, data: DataPlane) -> None:
         """The KV pool exists: requests may leave and arrive."""
-        kv = RankKv(self._scheduler)
+        kv = RankKv(self._scheduler.token_to_kv_pool_allocator.get_kvcache(), describe(self._scheduler))
         self.moves_out = MovesOut(self._scheduler, self, self._batches, kv, data)
         self.moves_in = MovesIn(self._scheduler, self, self._batches, kv, data)
 
