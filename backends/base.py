@@ -73,6 +73,16 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassUsage:
+    """The requests in the batch that have one execution priority."""
+
+    execution: int
+    running: int
+    used: int
+    """Their tokens with memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
 
@@ -88,6 +98,8 @@ class EngineLoad:
     queued_demand: int
     step_count: int
     """Grows with every step; a watchdog compares it while something runs."""
+    usages: tuple[ClassUsage, ...] = ()
+    """By execution priority, ascending. Empty: nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
