@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from dataclasses import replace
 
 from meshift.backends.base import (
     EngineFailure,
@@ -11,6 +12,7 @@ from meshift.backends.base import (
     EngineLoad,
     EngineRequest,
     EngineStartError,
+    KvResized,
     TokenEvent,
 )
 from meshift.backends.sglang import wire
@@ -170,6 +172,29 @@ class SglangEngine:
             self._listener.on_step(events)
         elif self._warm_up is not None and not self._warm_up.done() and events[-1].finish is not None:
             self._warm_up.set_result(None)
+
+    # ---- memory ----
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """See `ResizableEngine.resize_kv`."""
+        if self._state is not EngineState.RUNNING or self._limits is None:
+            raise Unavailable(f"the engine is {self._state}")
+        answers = await self._instance.resize(capacity, preempt, INTEGRITY_TIMEOUT_S)
+        first = answers[0]
+        decisions = {(a.iteration, a.capacity, a.request_tokens_max, a.preempted) for a in answers}
+        if len(decisions) != 1:
+            raise AssertionError(f"ranks differ: {decisions}")
+        self._limits = replace(self._limits, tokens_max=first.request_tokens_max)
+        return KvResized(
+            capacity=first.capacity,
+            request_tokens_max=first.request_tokens_max,
+            evicted=first.evicted,
+            preempted=first.preempted,
+            released_bytes=sum(answer.released_bytes for answer in answers),
+            resident_bytes=sum(answer.resident_bytes for answer in answers),
+            reason=first.reason,
+            duration_ns=max(answer.duration_ns for answer in answers),
+        )
 
     # ---- state ----
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Question:
-    answers: dict[int, wire.IntegrityReport]
-    complete: asyncio.Future[list[wire.IntegrityReport]]
+    answers: dict[int, Any]
+    complete: asyncio.Future[list[Any]]
 
 
 class RankInstance:
@@ -135,7 +136,7 @@ class RankInstance:
                 logger.info("%s: rank %d: %s", self._settings.instance_name, report.rank, report.phase)
             case wire.RankReady():
                 self._note_ready(report)
-            case wire.IntegrityReport():
+            case wire.IntegrityReport() | wire.KvResized():
                 self._note_answer(report)
             case _:
                 if not self._quiet:
@@ -147,7 +148,7 @@ class RankInstance:
         if complete and self._all_ready is not None and not self._all_ready.done():
             self._all_ready.set_result(None)
 
-    def _note_answer(self, report: wire.IntegrityReport) -> None:
+    def _note_answer(self, report: wire.IntegrityReport | wire.KvResized) -> None:
         question = self._questions.get(report.nonce)
         if question is None or question.complete.done():
             return
@@ -162,11 +163,18 @@ class RankInstance:
 
     async def ask_integrity(self, timeout_s: float) -> list[wire.IntegrityReport]:
         """Every rank's report of one iteration, in rank order. Raises TimeoutError or ConnectionError."""
+        return await self._ask(lambda nonce: wire.CheckIntegrity(nonce=nonce), timeout_s)
+
+    async def resize(self, capacity: int, preempt: bool, timeout_s: float) -> list[wire.KvResized]:
+        """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        return await self._ask(lambda nonce: wire.ResizeKv(nonce=nonce, capacity=capacity, preempt=preempt), timeout_s)
+
+    async def _ask(self, question_of: Callable[[int], wire.Command], timeout_s: float) -> list[Any]:
         nonce = next(self._nonces)
         question = _Question({}, asyncio.get_running_loop().create_future())
         self._questions[nonce] = question
         try:
-            self.send(wire.CheckIntegrity(nonce=nonce))
+            self.send(question_of(nonce))
             return await asyncio.wait_for(question.complete, timeout_s)
         finally:
             del self._questions[nonce]

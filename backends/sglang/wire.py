@@ -65,8 +65,18 @@ class FlushCache(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     """Drop all cached prefixes, if nothing runs."""
 
 
-COMMANDS: Final = (Submit, Cancel, CheckIntegrity, FlushCache)
-Command = Submit | Cancel | CheckIntegrity | FlushCache
+class ResizeKv(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.resize"):
+    """Change the number of KV slots; each rank answers with `KvResized`."""
+
+    nonce: int
+    capacity: int
+    """In tokens; whole pages of them."""
+    preempt: bool
+    """Whether running requests may lose their memory for it."""
+
+
+COMMANDS: Final = (Submit, Cancel, CheckIntegrity, FlushCache, ResizeKv)
+Command = Submit | Cancel | CheckIntegrity | FlushCache | ResizeKv
 
 # ---- reports: rank -> worker ----
 
@@ -156,7 +166,28 @@ class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     problems: list[str]
 
 
-Report = RankPhase | RankReady | LoadSnapshot | StepReport | IntegrityReport
+class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="resized"):
+    """A rank's answer to ResizeKv. Equal on all ranks but for bytes and duration."""
+
+    rank: int
+    nonce: int
+    iteration: int
+    capacity: int
+    """Now, in tokens."""
+    request_tokens_max: int
+    """Prompt plus output of one request, from now on."""
+    evicted: int
+    """Tokens of cached prefixes that had to go."""
+    preempted: int
+    """Requests that lost their memory and wait again."""
+    released_bytes: int
+    resident_bytes: int
+    reason: str
+    """Why the capacity isn't what was asked for; empty if it is."""
+    duration_ns: int
+
+
+Report = RankPhase | RankReady | LoadSnapshot | StepReport | IntegrityReport | KvResized
 
 _encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(Report)

@@ -44,6 +44,7 @@ class RankAgent:
             wire.Cancel: self._cancel,
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
+            wire.ResizeKv: self._resize,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -127,6 +128,14 @@ class RankAgent:
                 problems=accounting.find_problems(self._scheduler, self._live.values()),
             )
         )
+
+    def live_requests(self) -> Sequence[Any]:
+        """Those that have not ended, running or waiting."""
+        return list(self._live.values())
+
+    def _resize(self, command: wire.ResizeKv) -> None:
+        self._queue_changed = True
+        self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
 
     def _flush_cache(self, command: wire.FlushCache) -> None:
         self._flush_wanted = True

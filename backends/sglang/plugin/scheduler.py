@@ -10,10 +10,9 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 
 from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
+from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
-
-REQUEST_SLACK_TOKENS = 2
-"""SGLang keeps the last two positions of the context, and as many slots, out of use."""
+from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]
@@ -74,6 +73,8 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
 
     def get_init_info(self) -> dict[str, Any]:
         self._check_supported()
+        self.kv_capacity = KvCapacity(self)
+        self.kv_capacity.start_with(os.environ.get(CAPACITY_VARIABLE))
         ours = {
             "capacity": self.max_total_num_tokens,
             "page_size": self.page_size,
