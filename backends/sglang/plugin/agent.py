@@ -73,6 +73,7 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
+            wire.ResizeKv: self._resize,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -178,6 +179,14 @@ class RankAgent:
                 problems=accounting.find_problems(self),
             )
         )
+
+    def live_requests(self) -> Sequence[Any]:
+        """Those that have not ended, running or waiting."""
+        return list(self._live.values())
+
+    def _resize(self, command: wire.ResizeKv) -> None:
+        self._queue_changed = True
+        self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
 
     def _flush_cache(self, command: wire.FlushCache) -> None:
         self._flush_wanted = True
