@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "tracing": Benchmark(
         "meshift.benchmarks.tracing", "what tracing costs: requests a second and CPU, off, on, sampled"
     ),
+    "kv": Benchmark("meshift.benchmarks.kv", "KV memory: utilisation by stacking, compaction, memory given back"),
     "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""

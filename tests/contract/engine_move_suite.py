@@ -208,6 +208,14 @@ class EngineMoveSuite(MoveStarts):
         await pair.source.finished(stream)
         assert stream.tokens == undisturbed
 
+    async def test_a_new_attempt_without_a_move(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        request = await mover.resume(attempt=2)
+        _, after = await Mover(pair, request).run()
+        await pair.destination.finished(after)
+        assert request.key.attempt == 2
+        assert before.tokens + after.tokens == undisturbed
+
     async def test_a_given_up_move_can_be_tried_again(self, pair: MovePair) -> None:
         undisturbed, mover, before = await self.start(pair)
         await drive_to(mover, "freeze")
@@ -495,7 +503,9 @@ class EngineMoveSuite(MoveStarts):
         older = source.submit(self.filler(source, source.prompt_tokens))
         await source.produced(older, source.prompt_tokens)
         # The newer and shorter one gives way.
-        _, mover, before = await self.start(pair)
+        mover = Mover(pair, source.request(max_new_tokens=source.long_tokens))
+        before = source.submit(mover.request)
+        await source.produced(before, 1)
         await mover.begin()
         reserved = await mover.reserve()
         starving = await starve(source)

@@ -81,8 +81,7 @@ class SourceMove:
         self._record.moving = True
         try:
             while self.state not in FINAL:
-                event = self._interrupted() or await self._next_event()
-                self.state = next_state(self.state, event)
+                self._take(self._interrupted() or await self._next_event())
         finally:
             self._record.moving = self._record.fencing = False
             report = self.report()
@@ -122,6 +121,9 @@ class SourceMove:
     def _computed(self) -> int:
         """Tokens with KV, as far as the listener knows: the newest one's is computed by the next step."""
         return max(self._record.known_tokens - 1, len(self._tokens))
+
+    def _take(self, event: SourceEvent) -> None:
+        self.state = next_state(self.state, event)
 
     def _interrupted(self) -> SourceEvent | None:
         if self._record.over and self.state in END_HOLDS:
