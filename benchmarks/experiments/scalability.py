@@ -1,6 +1,6 @@
 """Llumnix's section 6.6: what scheduling itself costs, for many instances and requests, against a scheduler that tracks
-every request at every step. CPU time of the decisions alone, without messages, for one second of a cluster's life: below
-one second of CPU a single process keeps up."""
+every request at every step. CPU time of the decisions alone, without messages, for one second of a cluster's life:
+below one second of CPU a single process keeps up."""
 
 import random
 import time
