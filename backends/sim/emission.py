@@ -29,7 +29,10 @@ class Emission:
         start, generation = request.emitted, request.generation
         tokens = generation.output(start, end)
         logprobs = generation.logprobs(start, end) if generation.wants_logprobs else None
-        return TokenEvent(request.key, start, tokens, finish, logprobs, request.queued_ns)
+        queued_ns = None
+        if tokens:
+            queued_ns, request.queued_ns = request.queued_ns, None
+        return TokenEvent(request.key, start, tokens, finish, logprobs, queued_ns)
 
     def deliver(self) -> None:
         """Hand over what was collected."""

@@ -29,6 +29,7 @@ def admit(queue: WaitingQueue, pool: PagePool, parameters: SimParameters, now_ns
         pool.take(pages)
         request.pages = pages
         request.admitted_ns = now_ns
+        request.queued_ns = None if request.preemptions else now_ns - request.arrived_ns
         request.enter(RequestEvent.ADMIT)
         admitted.append(request)
         tokens += count

@@ -17,9 +17,9 @@ class SimRequest:
     decode batch while it is in there; `DecodeBatch` knows the present ones."""
 
     __slots__ = (
-        "admitted_ns", "arrived_ns", "base", "cancelled", "computed", "emitted", "entry_step", "finish_step",
-        "freeze_waiter", "generated", "generation", "key", "loss_ns", "move", "page_generation", "pages",
-        "preempted_ns", "preemptions", "priority", "sequence", "state",
+        "admitted_ns", "arrived_ns", "base", "cancelled", "computed", "copies", "emitted", "entry_step", "finish_step",
+        "freeze_waiter", "generated", "generation", "key", "loss_ns", "lost_move", "move", "page_generation", "pages",
+        "preempted_ns", "preemptions", "priority", "queued_ns", "sequence", "state",
     )  # fmt: skip
 
     def __init__(self, key: RequestKey, generation: Generation, priority: Priority) -> None:
@@ -31,10 +31,10 @@ class SimRequest:
         self.sequence = 0
         """Order of arrival on this engine."""
         self.admitted_ns = 0
+        self.queued_ns: int | None = None
+        """From arrival to the prefill, between that and the first tokens; None if it was preempted before."""
         self.computed = 0
         self.generated = len(generation.tokens) - generation.prompt
-        self.base = self.generated
-        """Tokens of the output that came with it."""
         self.emitted = self.generated
         """Tokens of the output that the listener has."""
         self.pages = 0
@@ -44,7 +44,11 @@ class SimRequest:
         self.finish_step = 0
         self.cancelled = False
         self.move: MoveKey | None = None
-        """The move that is copying it away."""
+        """The move that takes it away."""
+        self.copies = False
+        """Whether that move copies KV."""
+        self.lost_move: MoveKey | None = None
+        """The move that its last preemption ended."""
         self.freeze_waiter: asyncio.Future[bool] | None = None
         self.preempted_ns: int | None = None
         self.preemptions = 0
@@ -53,12 +57,6 @@ class SimRequest:
     def enter(self, event: RequestEvent) -> None:
         """Change the state. Raises ImpossibleTransition."""
         self.state = next_state(self.state, event)
-
-    @property
-    def queued_ns(self) -> int | None:
-        """From arrival to the prefill, while the listener has no token of it and nothing was recomputed."""
-        fresh = self.emitted == self.base and not self.preemptions and self.admitted_ns
-        return self.admitted_ns - self.arrived_ns if fresh else None
 
     @property
     def known(self) -> int:

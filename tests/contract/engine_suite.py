@@ -201,6 +201,21 @@ class EngineGenerationSuite:
             assert load.queued_demand >= load.waiting * size
             assert load.running * size <= load.used
 
+    async def test_first_tokens_tell_how_long_it_queued(self, rig: Rig) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        # Two of these don't fit together: each waits for the one before it.
+        size = max(1, min(rig.info.capacity // 2 + 1, rig.info.model.context_tokens_max - 4))
+        streams = [rig.submit(rig.request(rig.prompt(size), max_new_tokens=4)) for _ in range(3)]
+        await rig.finished(*streams)
+        took_ns = (clock() - began_s) * 1e9
+        queued_ns = [stream.queued_ns for stream in streams if stream.queued_ns is not None]
+        assert len(queued_ns) == 3
+        assert 0 <= queued_ns[0] < queued_ns[2] <= took_ns
+        resumed = rig.submit(rig.request(rig.prompt(), output=rig.prompt()[:1]))
+        await rig.finished(resumed)
+        assert resumed.queued_ns is not None
+
     # ---- refusals
 
     async def test_too_long_a_prompt(self, rig: Rig) -> None:

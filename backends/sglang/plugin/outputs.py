@@ -28,6 +28,7 @@ class StepRows:
         self._finishes: list[wire.FinishRow] = []
         self._logprob_rows: list[int] = []
         self._logprobs: list[Logprobs] = []
+        self._prefill_starts_ns: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -39,8 +40,11 @@ class StepRows:
         tokens: Any,
         finish: wire.FinishRow | None,
         logprobs: Logprobs | None = None,
+        prefill_start_ns: int | None = None,
     ) -> None:
         """One request's new tokens, from index `start` of its output on."""
+        if prefill_start_ns is not None:
+            self._prefill_starts_ns[len(self._tickets)] = prefill_start_ns
         if logprobs is not None:
             self._logprob_rows.append(len(self._tickets))
             self._logprobs.append(logprobs)
@@ -62,6 +66,7 @@ class StepRows:
             finishes=self._finishes,
             logprobs=self._logprob_columns() if self._logprobs else None,
             load=load,
+            prefill_starts_ns=self._prefill_starts_ns,
         )
         self._clear()
         return report
@@ -91,6 +96,16 @@ def logprobs_of(req: Any, start: int, count: int) -> Logprobs | None:
         )
         made.append(given.output_token_logprobs_val[place], pairs)
     return made
+
+
+def prefill_start_ns(req: Any, start: int, count: int) -> int | None:
+    """When the prefill of a request began, on the monotonic clock; None unless these `count` tokens from index `start`
+    of the output on are its first ones here, or if it was preempted meanwhile, or came with its KV and had none."""
+    if start != req.mesh.earlier or not count or req.retraction_count:
+        return None
+    # SGLang stamps with `perf_counter`, which is the monotonic clock on Linux.
+    entry_s = req.time_stats.forward_entry_time
+    return int(entry_s * 1e9) if entry_s else None
 
 
 def take_new_tokens(req: Any) -> tuple[int, Any]:

@@ -17,8 +17,8 @@ from meshift.schemas.requests import Sampling, TokenLogprob
 
 LIMITS = RequestLimits(tokens_max=1000, vocabulary_size=100)
 LOAD = wire.LoadSnapshot(
-    capacity=10, used=0, cached=0, free=10, running=0, waiting=0, head_demand=0, queued_demand=0, step_count=1,
-    submits_seen=0,
+    capacity=10, used=0, cached=0, free=10, reserved=0, running=0, waiting=0, head_demand=0, queued_demand=0,
+    step_count=1, submits_seen=0,
 )  # fmt: skip
 
 
@@ -63,6 +63,39 @@ def test_later_tokens_of_a_resumed_request() -> None:
     assert given is not None
     assert list(given) == [expected(7, 1), expected(8, 1)]
     assert outputs.logprobs_of(req, 9, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "retractions", "entry_s", "expected_ns"),
+    [
+        (4, 1, 0, 2.5, 2_500_000_000),
+        (5, 1, 0, 2.5, None),
+        (4, 0, 0, 2.5, None),
+        (4, 1, 1, 2.5, None),
+        (4, 1, 0, 0.0, None),
+    ],
+    ids=["first tokens", "later ones", "none", "preempted before", "came with its KV"],
+)
+def test_when_the_prefill_began(
+    start: int, count: int, retractions: int, entry_s: float, expected_ns: int | None
+) -> None:
+    times = SimpleNamespace(forward_entry_time=entry_s)
+    req = SimpleNamespace(mesh=SimpleNamespace(earlier=4), retraction_count=retractions, time_stats=times)
+    assert outputs.prefill_start_ns(req, start, count) == expected_ns
+
+
+def test_queueing_reaches_the_worker_with_the_row_it_belongs_to() -> None:
+    table, rows = RequestTable(clock_ns=iter([100, 200, 300]).__next__), outputs.StepRows()
+    tickets = [
+        table.open(EngineRequest(RequestKey(name, 1, 0), [1], (), Sampling(max_new_tokens=9)), seed=1).ticket
+        for name in "abc"
+    ]
+    for ticket, begun_ns in zip(tickets, (None, 250, 290), strict=True):
+        rows.add(ticket, 0, (7,), None, None, begun_ns)
+    report = wire.decode_report(wire.encode(rows.take(5, LOAD)))
+    assert isinstance(report, wire.StepReport)
+    assert [event.queued_ns for event in table.take_step(report)] == [None, 50, 0]
+    assert rows.take(6, LOAD).prefill_starts_ns == {}, "a step's rows stay for the next one"
 
 
 @pytest.mark.parametrize("message", ["Failed to compile json grammar: no such type", "something else"])
