@@ -13,6 +13,7 @@ from meshift.kv_memory.transport import create_transport
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
 
 START_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
 STAGING_BYTES = 128 << 20
 """Gathered and not yet applied elsewhere, of all moves together. The system gives the memory when it is used."""
 
@@ -47,6 +48,10 @@ class DataPlane:
     def start(self) -> None:
         """Listen. Raises TransportError."""
         self._thread.start(timeout_s=START_TIMEOUT_S)
+
+    def close(self) -> bool:
+        """Send and receive nothing more; whether the data thread has ended."""
+        return self._thread.close(timeout_s=CLOSE_TIMEOUT_S)
 
     def open_transfer(self, transfer_id: str, handler: PatchHandler) -> Address:
         """As `DataThread.open_transfer`."""
