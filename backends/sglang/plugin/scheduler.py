@@ -54,6 +54,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_grammar_manager(self) -> None:
         grammar.register_backend()
         super().init_grammar_manager()
+        grammar.bound_compilations(self.grammar_manager)
 
     def get_output_streamer_class(self) -> type:
         agent = self.agent
