@@ -73,6 +73,16 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassUsage:
+    """The requests in the batch that have one execution priority."""
+
+    execution: int
+    running: int
+    used: int
+    """Their tokens with memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
 
@@ -88,6 +98,8 @@ class EngineLoad:
     queued_demand: int
     step_count: int
     """Grows with every step; a watchdog compares it while something runs."""
+    usages: tuple[ClassUsage, ...] = ()
+    """By execution priority, ascending. Empty: nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +316,8 @@ class MovableEngine(Engine, Protocol):
         """Source: the destination owns it; free its memory (its KV may stay as a cached prefix). No event follows."""
 
     async def resume(self, key: MoveKey, attempt: int) -> None:
-        """Source: the move failed; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the old attempt reach
-        the listener under the old key first."""
+        """Source: the move failed, or never began; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the
+        old attempt reach the listener under the old key first."""
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float

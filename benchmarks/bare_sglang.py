@@ -1,5 +1,10 @@
-"""A stock SGLang server beside the mesh, with the server arguments of the mesh's own engine."""
+"""A stock SGLang server beside the mesh, with the server arguments of the mesh's own engine. By hand, until Ctrl-C,
+with further ones of SGLang's behind ours:
 
+.venv/bin/python -m meshift.benchmarks.bare_sglang --model smollm2 --port 30000
+"""
+
+import argparse
 import asyncio
 import contextlib
 import os
@@ -8,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -17,7 +22,9 @@ from meshift.backends.sglang.plugin.activate import ENGINE_VARIABLE
 from meshift.backends.sglang.processes import free_loopback_port
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.benchmarks.cpu_time import tree
+from meshift.services.cli.model import resolve_model
 from meshift.services.launcher.parent_death import end_with_parent
+from meshift.services.worker.engines import EngineSettings, sglang_settings
 
 SERVER = (sys.executable, "-P", "-m", "sglang.launch_server")
 START_DEADLINE_S = 480.0
@@ -63,6 +70,11 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def server_command(settings: SglangSettings, port: int) -> list[str]:
+    """Starts the server."""
+    return [*SERVER, "--host", "127.0.0.1", "--port", str(port), *command_line(server_arguments(settings))]
+
+
 def environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[str, str]:
     """That of a rank, threads and platform alike, without what makes it one of ours."""
     return {name: value for name, value in rank_environment(settings, base).items() if name not in OURS_ALONE}
@@ -75,10 +87,9 @@ async def running_bare_server(
     """The server, ready; ended afterwards with all its processes. `niceness`: of its computing processes, by default
     that of the mesh's; 0 is SGLang's own. Raises BareServerError."""
     port = free_loopback_port()
-    words = [*SERVER, "--host", "127.0.0.1", "--port", str(port), *command_line(server_arguments(settings))]
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *words,
+            *server_command(settings, port),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -138,3 +149,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+def main() -> NoReturn:
+    """Become the server."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(".")[0])
+    parser.add_argument("--model", default="smollm2", help="a prepared model's name, or a folder")
+    parser.add_argument("--port", type=int, default=30_000)
+    arguments, more = parser.parse_known_args()
+    settings = sglang_settings(EngineSettings(model=resolve_model(arguments.model)))
+    command = [*server_command(settings, arguments.port), *more]
+    os.execve(command[0], command, environment(settings, os.environ))
+
+
+if __name__ == "__main__":
+    main()

@@ -112,8 +112,8 @@ def configure(
 ) -> Tracing:
     """Set tracing up for this process, from the environment unless `settings` are given.
 
-    With `set_global`, `opentelemetry.trace.get_tracer` uses it from now on. Raises OSError if the trace
-    file can't be opened. A missing exporter package is logged, and what else is set goes on."""
+    With `set_global`, `opentelemetry.trace.get_tracer` uses it from now on. A trace file that can't be opened and a
+    missing exporter package are logged, and what else is set goes on: a service that can't be watched still serves."""
     chosen = TracingSettings.from_environment() if settings is None else settings
     exporters = _exporters(chosen)
     if not exporters:
@@ -145,7 +145,10 @@ def _exporters(settings: TracingSettings) -> "list[SpanExporter]":
     if settings.trace_file is not None:
         from meshift.tracing.json_lines import JsonLinesExporter
 
-        exporters.append(JsonLinesExporter(settings.trace_file))
+        try:
+            exporters.append(JsonLinesExporter(settings.trace_file))
+        except OSError as error:
+            logger.error("no spans are written to %s=%s: %s", TRACE_FILE_VARIABLE, settings.trace_file, error.strerror)
     if settings.otlp:
         otlp = _otlp_exporter(settings.otlp_protocol)
         exporters += [otlp] if otlp is not None else []

@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
+import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import zmq
 import zmq.asyncio
 
-from meshift.backends.sglang import wire
+from meshift.backends.sglang import folders, wire
 from meshift.schemas.errors import Overloaded
+
+logger = logging.getLogger(__name__)
 
 COMMAND_QUEUE_MAX = 100_000
 """Commands that wait for rank 0 before `send` refuses."""
@@ -24,7 +24,10 @@ class RankLink:
     """Commands out in order, reports in. Sockets and specs lie in a private folder that goes with it."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="meshift-"))
+        for gone in folders.sweep():
+            logger.info("removed %s: its worker was killed", gone)
+        self._private = folders.PrivateFolder()
+        self.folder = self._private.path
         self.commands_address = f"ipc://{self.folder}/commands"
         self.reports_address = f"ipc://{self.folder}/reports"
         self._context = zmq.Context()
@@ -72,4 +75,4 @@ class RankLink:
         self._reports.close(linger=0)
         self._commands.close(linger=0)
         self._context.term()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._private.remove()

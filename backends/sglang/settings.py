@@ -50,6 +50,12 @@ class SglangSettings(BaseModel):
     random_seed: int = 0
     threads_per_rank: int | None = Field(default=None, ge=1)
     """OpenMP threads on a CPU; None: the cores divided by the ranks."""
+    data_host: str = "127.0.0.1"
+    """The IP address of this host at which KV of requests arrives that move here; ports are the system's choice. The
+    data plane is not encrypted: it must be an address in a trusted network."""
+    verify_moves: bool = False
+    """Compare the KV of each request that moves at both ends. For tests and debugging: it takes time while the request
+    is frozen."""
     log_level: LogLevel = "info"
     start_timeout_s: float = Field(default=180.0, gt=0.0)
     extra_server_args: dict[str, Any] = Field(default_factory=dict)

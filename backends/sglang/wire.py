@@ -7,10 +7,11 @@ process stays light, and SGLang's internals stay in the ranks.
 """
 
 import re
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from meshift.backends.sglang import wire_moves as moves
 from meshift.schemas.identity import RequestKey
 
 # ---- commands: worker -> all ranks, in order ----
@@ -75,8 +76,20 @@ class ResizeKv(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """Whether running requests may lose their memory for it."""
 
 
-COMMANDS: Final = (Submit, Cancel, CheckIntegrity, FlushCache, ResizeKv)
-Command = Submit | Cancel | CheckIntegrity | FlushCache | ResizeKv
+class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.commit"):
+    """Run a request that has moved here: with its KV, if its first `computed` tokens have theirs in the reservation of
+    that `rid`, or by computing all of it, if `computed` is 0. `CommittedAt`."""
+
+    nonce: int
+    submit: Submit
+    computed: int
+    state: moves.MovedState
+
+
+Command = (
+    Submit | Cancel | CheckIntegrity | FlushCache | ResizeKv | Commit | moves.SourceCommand | moves.DestinationCommand
+)
+COMMANDS: Final = get_args(Command)
 
 # ---- reports: rank -> worker ----
 
@@ -100,6 +113,7 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     layers: int
     obeys_schemas: bool
     """Whether the model's tokenizer lets output be constrained."""
+    share: moves.Share
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load"):
@@ -109,6 +123,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     used: int
     cached: int
     free: int
+    reserved: int
     running: int
     waiting: int
     head_demand: int
@@ -187,7 +202,10 @@ class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     duration_ns: int
 
 
-Report = RankPhase | RankReady | LoadSnapshot | StepReport | IntegrityReport | KvResized
+Answer = IntegrityReport | KvResized | moves.Answer
+"""What a rank says to a question, by its nonce."""
+
+Report = RankPhase | RankReady | LoadSnapshot | StepReport | moves.Applied | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(Report)

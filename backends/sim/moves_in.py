@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from meshift.backends.base import EngineRequest, FrozenRequest, MoveKey, MoveRefused, Refusal, Reserved
-from meshift.backends.sim.bounded import BoundedSet
+from meshift.backends.bounded import BoundedSet
 from meshift.backends.sim.clock import NANOSECONDS, Clock
 from meshift.backends.sim.core import EngineCore
 from meshift.backends.sim.moves_out import transfer_id, unpack_state

@@ -78,6 +78,8 @@ def pack_patch(patch: Patch, token: str, sequence: int) -> bytes:
 
 def unpack_patch_head(raw: Raw) -> PatchHead:
     """Raises FrameError."""
+    if len(raw) != PATCH_HEAD_BYTES:
+        raise FrameError("a patch is cut short")
     magic, name_bytes, sequence, token, watermark, generation, *rest = _PATCH_HEAD.unpack(raw)
     if magic != _PATCH_MAGIC:
         raise FrameError("not a patch")
@@ -111,6 +113,8 @@ def pack_answer(sequence: int, refusal: str | None) -> bytes:
 
 def unpack_answer_head(raw: Raw) -> AnswerHead:
     """Raises FrameError."""
+    if len(raw) != ANSWER_HEAD_BYTES:
+        raise FrameError("an answer is cut short")
     magic, sequence, applied, reason_bytes = _ANSWER_HEAD.unpack(raw)
     if magic != _ANSWER_MAGIC:
         raise FrameError("not an answer")

@@ -1,14 +1,18 @@
 """Open transfers at their receiving end: who may send what, and what becomes of a patch that has arrived."""
 
+import asyncio
 import hmac
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshift.kv_memory.staging import StagingBuffer, StagingPool
 from meshift.kv_memory.transport.base import Patch, PatchHandler
 
-NEW_TOKEN: Callable[[], str] = secrets.token_hex
-"""64 hexadecimal digits that nobody can guess."""
+
+class Refused(Exception):
+    """The patch isn't taken; its sender is told why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,12 +27,19 @@ class OpenTransfer:
 class OpenTransfers:
     """All of one receiving end. Any thread may open and close; handlers run on the transport's."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_token: Callable[[], str] = secrets.token_hex) -> None:
+        """`new_token`: 64 hexadecimal digits that nobody can guess."""
+        self._new_token = new_token
         self._open: dict[str, OpenTransfer] = {}
+
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._open)
 
     def open(self, transfer_id: str, handler: PatchHandler) -> OpenTransfer:
         """Raises ValueError if it is open already."""
-        transfer = OpenTransfer(transfer_id, NEW_TOKEN(), handler)
+        transfer = OpenTransfer(transfer_id, self._new_token(), handler)
         # One step, since another thread may do the same now.
         if self._open.setdefault(transfer_id, transfer) is not transfer:
             raise ValueError(f"transfer {transfer_id} is open already")
@@ -64,6 +75,52 @@ class OpenTransfers:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
+
+
+class ReceiveMemory:
+    """Buffers for payloads that arrive, out of one pool; who asks first is served first."""
+
+    def __init__(self, pool: StagingPool) -> None:
+        self._pool = pool
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self, size: int) -> StagingBuffer:
+        """A buffer, once there is room for it."""
+        loop = asyncio.get_running_loop()
+        first = not self._waiting
+        while True:
+            buffer = self._pool.try_acquire(size) if first else None
+            if buffer is not None:
+                self._wake()
+                return buffer
+            turn: asyncio.Future[None] = loop.create_future()
+            # Who had its turn and found too little room keeps it.
+            self._waiting.insert(0 if first else len(self._waiting), turn)
+            try:
+                await turn
+            except BaseException:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._wake()
+                raise
+            first = True
+
+    def release(self, buffer: StagingBuffer) -> None:
+        """It is free; the next one in the queue tries."""
+        buffer.release()
+        self._wake()
+
+    def retry(self) -> None:
+        """The pool may have room that came back in another way."""
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
 
 def not_open(transfer_id: str) -> str:

@@ -9,15 +9,15 @@ import asyncio
 import logging
 import socket
 import zlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 
-from meshift.kv_memory.staging import StagingBuffer, StagingPool
+from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch
 from meshift.kv_memory.transport.frames import FrameError, PatchHead
-from meshift.kv_memory.transport.incoming import OpenTransfer, OpenTransfers, not_open
+from meshift.kv_memory.transport.incoming import OpenTransfer, OpenTransfers, ReceiveMemory, Refused, not_open
 from meshift.kv_memory.transport.limits import TransportLimits
 
 LISTEN_BACKLOG = 128
@@ -29,52 +29,6 @@ ANSWER_BUFFER_BYTES = 1 << 15
 """What the system keeps of answers that a sender doesn't read; then it is held up, and dropped."""
 
 _log = logging.getLogger(__name__)
-
-
-class Refused(Exception):
-    """The patch isn't taken; its sender is told why."""
-
-
-class ReceiveMemory:
-    """Buffers for payloads that arrive, out of one pool; who asks first is served first."""
-
-    def __init__(self, pool: StagingPool) -> None:
-        self._pool = pool
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def acquire(self, size: int) -> StagingBuffer:
-        """A buffer, once there is room for it."""
-        loop = asyncio.get_running_loop()
-        first = not self._waiting
-        while True:
-            buffer = self._pool.try_acquire(size) if first else None
-            if buffer is not None:
-                self._wake()
-                return buffer
-            turn: asyncio.Future[None] = loop.create_future()
-            # Who had its turn and found too little room keeps it.
-            self._waiting.insert(0 if first else len(self._waiting), turn)
-            try:
-                await turn
-            except BaseException:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                else:
-                    self._wake()
-                raise
-            first = True
-
-    def release(self, buffer: StagingBuffer) -> None:
-        """It is free; the next one in the queue tries."""
-        buffer.release()
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
 
 
 class TcpReceiver:

@@ -6,17 +6,14 @@ warm connection, and order within a transfer is the order of one byte stream."""
 
 import asyncio
 import socket
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections import deque
+from contextlib import AsyncExitStack, suppress
 
 from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch, TransportError
 from meshift.kv_memory.transport.frames import FrameError
 from meshift.kv_memory.transport.limits import ByteBudget, Pacer, TransportLimits
-
-STREAMS_KEPT_MAX = 4096
-"""Transfers that a sending end remembers, to know the broken ones; oldest use goes first."""
+from meshift.kv_memory.transport.outgoing import OutgoingTransfers, check, reason_of
 
 PEERS_KEPT_MAX = 1024
 """Receivers that are remembered without a connection: a restarted one has another port."""
@@ -55,7 +52,7 @@ class Connection:
             if isinstance(error, ConnectionError):
                 with suppress(TransportError, TimeoutError):
                     await asyncio.wait_for(asyncio.shield(answer), self._limits.stall_timeout_s)
-            self.fail(_reason(error))
+            self.fail(reason_of(error))
             raise TransportError(self.failure) from None
         except BaseException:
             self.fail("given up in the middle of a patch")
@@ -100,7 +97,7 @@ class Connection:
             while True:
                 await self._read_answer()
         except (FrameError, OSError, TransportError) as error:
-            reason = _reason(error)
+            reason = reason_of(error)
         finally:
             self.fail(reason)
             asyncio.get_running_loop().call_soon(self._close_if_over)
@@ -177,7 +174,7 @@ class Peer:
         try:
             sock = await sockets.connect(self._host, self._port, timeout_s=self._limits.connect_timeout_s)
         except OSError as error:
-            raise TransportError(f"can't reach {self._host}:{self._port}: {_reason(error)}") from None
+            raise TransportError(f"can't reach {self._host}:{self._port}: {reason_of(error)}") from None
         connection = Connection(sock, self._limits, self._pacer)
         self._all[connection] = None
         return connection
@@ -200,11 +197,6 @@ class Stream:
         self._connection: Connection | None = None
         self._on_the_way = 0
 
-    def check(self, transfer_id: str) -> None:
-        """Raises TransportError if it is broken."""
-        if self.broken is not None:
-            raise TransportError(f"transfer {transfer_id} is broken: {self.broken}")
-
     def break_(self, reason: str) -> None:
         """No further patch leaves, and those on the way fail."""
         if self.broken is None:
@@ -218,7 +210,7 @@ class Stream:
         async with AsyncExitStack() as afterwards:
             # The lock is fair: the order of patches is that of the calls.
             async with self._order:
-                self.check(patch.transfer_id)
+                check(self, patch.transfer_id)
                 await self._peer.budget.take(size)
                 afterwards.callback(self._peer.budget.give_back, size)
                 connection = await self._use()
@@ -253,7 +245,7 @@ class TcpSender:
         self._limits = limits
         self._pacer = Pacer(limits.bytes_per_s)
         self._peers: dict[tuple[str, int], Peer] = {}
-        self._streams: OrderedDict[str, Stream] = OrderedDict()
+        self._streams: OutgoingTransfers[Stream] = OutgoingTransfers()
 
     @property
     def connection_count(self) -> int:
@@ -264,46 +256,19 @@ class TcpSender:
         """As `Transport.send`."""
         if memoryview(patch.payload).nbytes > self._limits.patch_bytes_max:
             raise TransportError(f"a patch is larger than {self._limits.patch_bytes_max} bytes")
-        stream = self._stream(target, token)
-        stream.check(patch.transfer_id)
-        async with self._breaking(stream, timeout_s):
-            if timeout_s <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(timeout_s):
-                await stream.send(patch, token)
+        stream = self._streams.get(token, lambda: Stream(self._peer(target)))
+        async with self._streams.sending(stream, patch.transfer_id, timeout_s):
+            await stream.send(patch, token)
 
     async def close(self) -> None:
         """Everything that runs fails, and what still comes."""
         connections = [connection for peer in self._peers.values() for connection in peer.connections]
-        for stream in self._streams.values():
+        for stream in self._streams:
             stream.break_("closed")
         for connection in connections:
             connection.fail("closed")
         for connection in connections:
             await connection.join()
-
-    @asynccontextmanager
-    async def _breaking(self, stream: Stream, timeout_s: float) -> AsyncIterator[None]:
-        """Whatever ends a send early breaks its transfer."""
-        stream.users += 1
-        try:
-            yield
-        except TimeoutError:
-            stream.break_(f"no answer within {timeout_s} s")
-            raise TransportError(stream.broken) from None
-        except BaseException as error:
-            stream.break_(_reason(error))
-            raise
-        finally:
-            stream.users -= 1
-
-    def _stream(self, target: tuple[str, int], token: str) -> Stream:
-        stream = self._streams.get(token)
-        if stream is None:
-            stream = self._streams[token] = Stream(self._peer(target))
-            self._evict()
-        self._streams.move_to_end(token)
-        return stream
 
     def _peer(self, target: tuple[str, int]) -> Peer:
         if target not in self._peers:
@@ -311,18 +276,6 @@ class TcpSender:
                 self._peers = {target: peer for target, peer in self._peers.items() if peer.connections}
             self._peers[target] = Peer(*target, self._limits, self._pacer)
         return self._peers[target]
-
-    def _evict(self) -> None:
-        if len(self._streams) > STREAMS_KEPT_MAX:
-            idle = next((token for token, stream in self._streams.items() if not stream.users), None)
-            if idle is not None:
-                del self._streams[idle]
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no progress in time"
-    return str(error) or type(error).__name__
 
 
 def _retrieve(answer: "asyncio.Future[None]") -> None:

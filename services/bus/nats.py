@@ -1,7 +1,8 @@
 """The bus over NATS, with nats-py. Services appear in `nats micro ls`; requests go to micro-service endpoints.
 
-All that leaves goes through one bounded queue that one task drains, so `publish` and `subscribe` need not wait, and
-keep their order, whatever the connection does. Errors travel as `ErrorReply` with the `Nats-Service-Error` headers.
+What leaves goes straight into the connection's buffer; when that can't take it, through one bounded queue that one
+task drains, as does each change of interest. So `publish` and `subscribe` need not wait, and keep their order,
+whatever the connection does. Errors travel as `ErrorReply` with the `Nats-Service-Error` headers.
 
 A subscription whose wildcards cover an endpoint's subject makes the server believe that somebody serves it: requests
 then run into their deadline where they would fail at once.
@@ -9,23 +10,15 @@ then run into their deadline where they would fail at once.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
-
-import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as NatsSubscription
-from nats.errors import ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError
-from nats.micro.request import ERROR_CODE_HEADER, Request
-from nats.nuid import NUID
 
 from meshift.schemas.base import Message
 from meshift.schemas.errors import (
     BusClosed,
     ErrorReply,
     InternalError,
+    InvalidRequest,
     MeshError,
     PeerGone,
 )
@@ -33,14 +26,18 @@ from meshift.services.bus.base import (
     BusCounters,
     EndpointHandler,
     Handler,
+    Headers,
     Propagator,
     ServiceInfo,
     Subscription,
 )
 from meshift.services.bus.codec import encode
 from meshift.services.bus.nats_answers import check_wire_size, encode_answer
+from meshift.services.bus.nats_client import STATUS_HEADER, BusClient, Inlet, Receiver, parse_headers
 from meshift.services.bus.nats_connection import NatsConnection
-from meshift.services.bus.nats_micro import MicroService
+from meshift.services.bus.nats_library import ERROR_CODE_HEADER, NUID, errors
+from meshift.services.bus.nats_library import Subscription as NatsSubscription
+from meshift.services.bus.nats_micro import MicroService, Request
 from meshift.services.bus.nats_outbox import Action, Outbox, Outgoing
 from meshift.services.bus.nats_settings import NatsSettings
 from meshift.services.bus.pending import PendingRequests
@@ -53,17 +50,16 @@ __all__ = ["NatsBus", "NatsSettings"]
 MessageT = TypeVar("MessageT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 
-STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
 ATTACH_TOKEN = 0
 """Of a client's first message to itself; those of requests count from 1."""
 
 YIELD_EVERY = 128
-"""Messages handled or sent in a row before the loop gets a turn: nats-py's queues don't yield while they are full."""
+"""Messages sent in a row before the loop gets a turn: nats-py doesn't yield while its buffer takes them."""
 
 
 class _Attachment(NamedTuple):
-    client: Client
+    client: BusClient
     subscription: NatsSubscription
 
 
@@ -85,7 +81,6 @@ class NatsBus:
         self._micro: MicroService | None = None
         self._sender: asyncio.Task[None] | None = None
         self._echoed = asyncio.Event()
-        self._handled = 0
         self._closing = False
         self._closed = False
         self._left = asyncio.Event()
@@ -135,7 +130,7 @@ class NatsBus:
         self._check_open()
         token, future = self._pending.open("the NATS server", timeout_s)
 
-        async def echo(client: Client) -> None:
+        async def echo(client: BusClient) -> None:
             await client.publish(self._reply_subject(token))
 
         try:
@@ -147,16 +142,17 @@ class NatsBus:
     def publish(self, subject: str, message: Message) -> None:
         """Send to all subscribers."""
         self._check_open()
-        self._outbox.put(self._outgoing(subject, message))
+        payload, headers = self._encode(subject, message)
+        self._dispatch(subject, payload, headers)
         self._reception.counters.published += 1
 
     async def request(self, subject: str, message: Message, reply_type: type[ReplyT], *, timeout_s: float) -> ReplyT:
         """Ask an endpoint."""
         self._check_open()
-        outgoing = self._outgoing(subject, message)
+        payload, headers = self._encode(subject, message)
         token, future = self._pending.open(subject, timeout_s)
         try:
-            self._outbox.put(replace(outgoing, reply=self._reply_subject(token), token=token))
+            self._dispatch(subject, payload, headers, self._reply_subject(token), token)
             answer = await future
         finally:
             self._pending.discard(token)
@@ -192,11 +188,19 @@ class NatsBus:
     def _reply_subject(self, token: int) -> str:
         return f"{self._inbox}.{token}"
 
-    def _outgoing(self, subject: str, message: Message) -> Outgoing:
+    def _encode(self, subject: str, message: Message) -> tuple[bytes, Headers | None]:
         check_subject(subject)
-        outgoing = Outgoing(subject, encode(message), self._reception.inject())
-        check_wire_size(outgoing.payload, outgoing.headers, self._connection.payload_bytes_max)
-        return outgoing
+        payload, headers = encode(message), self._reception.inject()
+        check_wire_size(payload, headers, self._connection.payload_bytes_max)
+        return payload, headers
+
+    def _dispatch(
+        self, subject: str, payload: bytes, headers: Headers | None, reply: str = "", token: int | None = None
+    ) -> None:
+        """Into the connection's buffer, or the queue. Raises `Overloaded`."""
+        client = self._connection.client
+        if client is None or not self._outbox.empty or not client.publish_now(subject, payload, reply, headers):
+            self._outbox.put(Outgoing(subject, payload, headers, reply, token))
 
     # Leaving
 
@@ -215,12 +219,12 @@ class NatsBus:
 
     # Interest: each change is asked for once in the queue, and everything again of a new client
 
-    async def _attach(self, client: Client) -> None:
+    async def _attach(self, client: BusClient) -> None:
         assert self._service is not None, "set by start"
-        await client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+        await client.subscribe_to(f"{self._inbox}.*", self._on_answer)
         for subscriber in list(self._subscribers):
             await self._attach_subscriber(subscriber, client)
-        self._micro = MicroService(client, self._service, self._on_request)
+        self._micro = MicroService(client, self._service, self._inlet, self._on_request)
         await self._micro.start()
         for endpoint in list(self._endpoints.values()):
             await self._attach_endpoint(endpoint, client)
@@ -230,21 +234,24 @@ class NatsBus:
         async with asyncio.timeout(self._settings.attempt_timeout_s):
             await self._echoed.wait()
 
-    async def _attach_subscriber(self, subscriber: Subscriber[Any], client: Client) -> None:
+    def _inlet(self, receiver: Receiver, subject: str) -> Inlet:
+        def on_drop() -> None:
+            self._reception.counters.dropped += 1
+            self._reception.log.report(("dropped", subject), f"slow consumer: the queue of {subject} is full")
+
+        return Inlet(receiver, self._settings.limits.subscription_queue_max, on_drop)
+
+    async def _attach_subscriber(self, subscriber: Subscriber[Any], client: BusClient) -> None:
         if subscriber not in self._subscribers:
             return
         attachment = self._subscribers[subscriber]
         if attachment is not None and attachment.client is client:
             return
 
-        async def on_message(message: Msg) -> None:
-            subscriber.deliver(message.data, message.headers)
-            self._handled += 1
-            if self._handled % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+        def receive(subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+            subscriber.deliver(payload, parse_headers(headers) if headers else None)
 
-        queue_max = self._settings.limits.subscription_queue_max
-        raw = await client.subscribe(subscriber.subject, cb=on_message, pending_msgs_limit=queue_max)
+        raw = await client.subscribe_to(subscriber.subject, self._inlet(receive, subscriber.subject).put)
         if subscriber in self._subscribers:
             self._subscribers[subscriber] = _Attachment(client, raw)
         else:
@@ -256,7 +263,7 @@ class NatsBus:
         if attachment is not None:
             self._outbox.put_action(partial(_detach, attachment))
 
-    async def _attach_endpoint(self, endpoint: Endpoint[Any], client: Client) -> None:
+    async def _attach_endpoint(self, endpoint: Endpoint[Any], client: BusClient) -> None:
         assert self._micro is not None, "made when the client was attached"
         if self._endpoints.get(endpoint.subject) is endpoint:
             await self._micro.add(endpoint)
@@ -267,7 +274,7 @@ class NatsBus:
             del self._endpoints[endpoint.subject]
             self._outbox.put_action(partial(self._detach_endpoint, endpoint))
 
-    async def _detach_endpoint(self, endpoint: Endpoint[Any], client: Client) -> None:
+    async def _detach_endpoint(self, endpoint: Endpoint[Any], client: BusClient) -> None:
         assert self._micro is not None, "made when the client was attached"
         await self._micro.remove(endpoint)
 
@@ -285,7 +292,7 @@ class NatsBus:
             if sent % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
-    async def _send(self, client: Client, item: Outgoing | Action) -> bool:
+    async def _send(self, client: BusClient, item: Outgoing | Action) -> bool:
         """Whether the item is settled; if not, it must wait for the connection."""
         try:
             if not isinstance(item, Outgoing):
@@ -294,7 +301,7 @@ class NatsBus:
                 check_wire_size(item.payload, item.headers, client.max_payload)
                 headers = dict(item.headers) if item.headers else None
                 await client.publish(item.subject, item.payload, reply=item.reply, headers=headers)
-        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+        except (errors.OutboundBufferLimitError, errors.ConnectionClosedError, errors.ConnectionDrainingError):
             await asyncio.sleep(0)
             return False
         except Exception as error:
@@ -311,24 +318,27 @@ class NatsBus:
 
     # Receiving
 
-    async def _on_answer(self, message: Msg) -> None:
-        token = int(message.subject.rpartition(".")[2])
+    def _on_answer(self, subject: bytes, reply: bytes, payload: bytes, raw_headers: bytes | None) -> None:
+        name = subject.rpartition(b".")[2]
+        token = int(name) if name.isdigit() else None
+        if token is None:
+            return
         if token == ATTACH_TOKEN:
             self._echoed.set()
             return
-        headers = message.headers or {}
-        if headers.get(STATUS_HEADER) == NO_RESPONDERS and not message.data:
+        headers = parse_headers(raw_headers) or {}
+        if headers.get(STATUS_HEADER) == NO_RESPONDERS and not payload:
             self._pending.gone(token)
         else:
-            self._pending.resolve(token, Answer(message.data, ERROR_CODE_HEADER in headers))
+            self._pending.resolve(token, Answer(payload, ERROR_CODE_HEADER in headers))
 
-    async def _on_request(self, endpoint: Endpoint[Any], request: Request) -> None:
+    def _on_request(self, endpoint: Endpoint[Any], request: Request) -> None:
         if endpoint.closed:
-            await self._respond(endpoint, request, ErrorReply.of(PeerGone(f"{endpoint.subject} is served no more")))
+            self._respond(endpoint, request, ErrorReply.of(PeerGone(f"{endpoint.subject} is served no more")))
             return
-        answer = endpoint.begin(request.data, request.headers)
+        answer = endpoint.begin(request.payload, parse_headers(request.headers))
         if isinstance(answer, Message):
-            await self._respond(endpoint, request, answer)
+            self._respond(endpoint, request, answer)
         else:
             self._tasks.spawn(self._respond_later(endpoint, request, answer))
 
@@ -339,23 +349,24 @@ class NatsBus:
             message = await answer
         except asyncio.CancelledError:
             gone = PeerGone(f"{self._settings.client_name} left before it could answer")
-            await self._respond(endpoint, request, ErrorReply.of(gone))
+            self._respond(endpoint, request, ErrorReply.of(gone))
             raise
-        await self._respond(endpoint, request, message)
+        self._respond(endpoint, request, message)
 
-    async def _respond(self, endpoint: Endpoint[Any], request: Request, message: Message) -> None:
-        payload, headers = encode_answer(message, self._connection.payload_bytes_max)
+    def _respond(self, endpoint: Endpoint[Any], request: Request, message: Message) -> None:
         try:
-            await request.respond(payload, headers)
-        except (nats.errors.Error, OSError, ValueError) as error:
-            # ValueError: it was published, not requested.
+            if not request.reply:
+                raise InvalidRequest("it was published, not requested")
+            payload, headers = encode_answer(message, self._connection.payload_bytes_max)
+            self._dispatch(request.reply, payload, headers)
+        except MeshError as error:
             self._reception.counters.dropped += 1
             self._reception.log.report(
                 ("answer", endpoint.subject), f"an answer of {endpoint.subject} is lost: {error}"
             )
 
 
-async def _detach(attachment: _Attachment, client: Client) -> None:
+async def _detach(attachment: _Attachment, client: BusClient) -> None:
     if attachment.client is client:
         await attachment.subscription.unsubscribe()
 

@@ -7,10 +7,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import nats.errors
-from nats.aio.client import Client, Server
-
 from meshift.schemas.errors import PeerTimeout
+from meshift.services.bus.nats_client import BusClient
+from meshift.services.bus.nats_library import Server, errors
 from meshift.services.bus.nats_settings import NatsSettings
 from meshift.services.bus.receiver import Reception
 from meshift.services.bus.tasks import end_task
@@ -26,7 +25,7 @@ ERRORS_TOLD_MAX = 3
 CLOSED_CHECK_S = 1.0
 """How often to look whether the library has closed the client: some of its paths do it without a callback."""
 
-Attach = Callable[[Client], Awaitable[None]]
+Attach = Callable[[BusClient], Awaitable[None]]
 
 
 class NatsConnection:
@@ -41,7 +40,7 @@ class NatsConnection:
         self._rng = random.Random(settings.client_name)
         self._attempts = 0
         self._errors: dict[str, None] = {}
-        self._client: Client | None = None
+        self._client: BusClient | None = None
         self._ready = asyncio.Event()
         self._lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -74,7 +73,12 @@ class NatsConnection:
         establishing.result()
         self._keeper = loop.create_task(self._keep())
 
-    async def ready(self) -> Client:
+    @property
+    def client(self) -> BusClient | None:
+        """The client, once it has been attached."""
+        return self._client
+
+    async def ready(self) -> BusClient:
         """The client, once it is connected."""
         while True:
             if self._client is not None and self._client.is_connected and self._ready.is_set():
@@ -91,11 +95,11 @@ class NatsConnection:
     async def _establish(self) -> None:
         """Connect, however long it takes."""
         while True:
-            client = Client()
+            client = BusClient()
             try:
                 await client.connect(**self._options())
                 await self._attach(client)
-            except (nats.errors.Error, OSError, TimeoutError) as error:
+            except (errors.Error, OSError, TimeoutError) as error:
                 await self._discard(client)
                 await self._on_error(error)
                 await asyncio.sleep(self._next_wait_s())
@@ -117,7 +121,7 @@ class NatsConnection:
             if self._client is not None and self._client.is_closed:
                 await self._replace(self._client)
 
-    async def _replace(self, closed: Client) -> None:
+    async def _replace(self, closed: BusClient) -> None:
         self._reception.log.report("closed", f"NATS connection closed ({closed.last_error!r}); making a new one")
         try:
             await self._establish()
@@ -139,12 +143,6 @@ class NatsConnection:
         return wait_s * (0.5 + self._rng.random())
 
     async def _on_error(self, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._reception.counters.dropped += 1
-            self._reception.log.report(
-                ("dropped", error.subject), f"slow consumer: the queue of {error.subject} is full"
-            )
-            return
         text = f"{type(error).__name__}: {error}"
         self._errors.pop(text, None)
         self._errors[text] = None
@@ -173,7 +171,7 @@ class NatsConnection:
         if client is not None:
             await self._discard(client)
 
-    async def _discard(self, client: Client) -> None:
+    async def _discard(self, client: BusClient) -> None:
         # Its socket and tasks must go, whatever state it is in and whatever it thinks of being closed there.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):

@@ -5,10 +5,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from nats.aio.client import Client
-
 from meshift.schemas.errors import Overloaded
 from meshift.services.bus.base import Headers
+from meshift.services.bus.nats_client import BusClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Outgoing:
     """Of the request that it is; a request whose caller has given up isn't sent."""
 
 
-Action = Callable[[Client], Awaitable[None]]
+Action = Callable[[BusClient], Awaitable[None]]
 """Subscribes, unsubscribes... At its place in the queue."""
 
 

@@ -17,6 +17,7 @@ class Benchmark:
 
 BENCHMARKS: dict[str, Benchmark] = {
     "simulation": Benchmark("meshift.benchmarks.simulation", "what the simulator costs: 16 instances, 10,000 requests"),
+    "simulate": Benchmark("meshift.benchmarks.simulate", "policies on a simulated cluster: latencies, fragmentation"),
     "failover": Benchmark("meshift.benchmarks.failover", "kill -9 of a worker and of the scheduler under real streams"),
     "bus": Benchmark("meshift.benchmarks.bus", "the typed bus against bare nats-py"),
     "tracing": Benchmark(

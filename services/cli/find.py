@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, SecretStr
 from meshift.schemas.errors import MeshError, PeerGone
 from meshift.services.cli.errors import CommandError
 from meshift.services.cli.paths import state_folder
-from meshift.services.cli.state import read_state
+from meshift.services.cli.state import ClusterState, read_state
 
 URL_DEFAULT = "http://127.0.0.1:8000"
 NATS_URL_DEFAULT = "nats://127.0.0.1:4222"
@@ -23,8 +23,16 @@ class BusClientSettings(BaseModel):
 
     def nats_url(self) -> str:
         """The URL to use."""
-        state = read_state(self.state_dir or state_folder())
+        state = self._state()
         return self.nats or (state.nats_url if state else NATS_URL_DEFAULT)
+
+    def metrics_urls(self) -> dict[str, str]:
+        """Where the services of that mesh show their metrics, as far as its state file says."""
+        state = self._state()
+        return state.metrics if state and self.nats in (None, state.nats_url) else {}
+
+    def _state(self) -> ClusterState | None:
+        return read_state(self.state_dir or state_folder())
 
 
 class RestClientSettings(BaseModel):

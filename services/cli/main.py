@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "drain": Command("drain", "let an instance finish its requests and leave"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
+    "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),
     "scheduler": Command("service", "run a scheduler (started by `up`)"),

@@ -1,4 +1,4 @@
-"""`meshift status`: the instances and their load, as they report it on the bus."""
+"""`meshift status`: the instances and their load, as they report it on the bus, and where metrics are shown."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,10 @@ class StatusSettings(BusClientSettings):
 def main(name: str, arguments: list[str]) -> int:
     """Print the table."""
     settings = parse_settings(StatusSettings, f"meshift {name}", arguments)
-    return asyncio.run(show(settings.nats_url(), settings.listen_s))
+    status = asyncio.run(show(settings.nats_url(), settings.listen_s))
+    for service, url in settings.metrics_urls().items():
+        print(f"metrics of {service}: {url}")
+    return status
 
 
 async def show(nats_url: str, listen_s: float) -> int:

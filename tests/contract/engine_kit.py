@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshift.backends.base import (
     DeltaSent,
@@ -261,10 +261,17 @@ class MovePair:
     """A deadline of reservations that a slow move doesn't reach."""
     short_reservation_s: float
     """One that a test can wait for."""
+    headroom_tokens: int | None = None
+    """How far a request may get while the destination answers; four pages, if it isn't said."""
 
     def reversed(self) -> "MovePair":
         """The other direction."""
-        return MovePair(self.destination, self.source, self.reservation_s, self.short_reservation_s)
+        return replace(self, source=self.destination, destination=self.source)
+
+    @property
+    def headroom(self) -> int:
+        """To reserve beyond what is there, before a freeze."""
+        return self.headroom_tokens or 4 * self.source.info.page_size
 
     async def settle(self) -> None:
         """Both."""
@@ -396,8 +403,11 @@ class Mover:
         old = self.request
         now = old.key if attempt is None else old.key._replace(attempt=attempt)
         streams = self.pair.source.listener.streams
-        streams[now] = streams.pop(old.key)
+        # Tokens of the old attempt may still come until it returns.
+        streams[now] = streams[old.key]
         await movable(self.pair.source).resume(self.key, now.attempt)
+        if now != old.key:
+            del streams[old.key]
         return EngineRequest(now, old.prompt, old.output, old.sampling, old.priority)
 
     async def run(self) -> tuple[EngineRequest, Stream]:
@@ -409,7 +419,7 @@ class Mover:
 
     async def finish(self) -> tuple[EngineRequest, Stream]:
         """From a live round on: freeze, commit, release."""
-        await self.reserve(self.next + 4 * self.pair.source.info.page_size)
+        await self.reserve(self.next + self.pair.headroom)
         await self.freeze()
         arrived = await self.commit()
         await self.release()

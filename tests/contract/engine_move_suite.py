@@ -35,7 +35,7 @@ async def drive_to(mover: Mover, phase: str) -> None:
     await mover.copy()
     if phase == "copy":
         return
-    await mover.reserve(mover.next + 4 * mover.pair.source.info.page_size)
+    await mover.reserve(mover.next + mover.pair.headroom)
     if phase == "copies":
         await mover.copy()
         return
@@ -130,7 +130,7 @@ class EngineMoveSuite(MoveStarts):
         starts = []
         for count in (2, 5, 9, 14):
             await pair.source.produced(before, count)
-            await mover.reserve(len(mover.request.prompt) + count + 4 * pair.source.info.page_size)
+            await mover.reserve(len(mover.request.prompt) + count + pair.headroom)
             starts.append((await mover.copy()).start)
         _, after = await mover.finish()
         await pair.destination.finished(after)
@@ -207,6 +207,14 @@ class EngineMoveSuite(MoveStarts):
         await movable(pair.source).resume(mover.key, 2)
         await pair.source.finished(stream)
         assert stream.tokens == undisturbed
+
+    async def test_a_new_attempt_without_a_move(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        request = await mover.resume(attempt=2)
+        _, after = await Mover(pair, request).run()
+        await pair.destination.finished(after)
+        assert request.key.attempt == 2
+        assert before.tokens + after.tokens == undisturbed
 
     async def test_a_given_up_move_can_be_tried_again(self, pair: MovePair) -> None:
         undisturbed, mover, before = await self.start(pair)
@@ -403,7 +411,7 @@ class EngineMoveSuite(MoveStarts):
     async def test_cancelled_during(self, pair: MovePair, call: str) -> None:
         _, mover, stream = await self.start(pair)
         await mover.begin()
-        await mover.reserve(len(mover.request.prompt) + 6 * pair.source.info.page_size)
+        await mover.reserve(len(mover.request.prompt) + 2 * pair.headroom)
         running = asyncio.ensure_future(mover.copy() if call == "copy" else mover.freeze())
         await asyncio.sleep(0)
         pair.source.engine.cancel(mover.request.key)
@@ -495,7 +503,9 @@ class EngineMoveSuite(MoveStarts):
         older = source.submit(self.filler(source, source.prompt_tokens))
         await source.produced(older, source.prompt_tokens)
         # The newer and shorter one gives way.
-        _, mover, before = await self.start(pair)
+        mover = Mover(pair, source.request(max_new_tokens=source.long_tokens))
+        before = source.submit(mover.request)
+        await source.produced(before, 1)
         await mover.begin()
         reserved = await mover.reserve()
         starving = await starve(source)

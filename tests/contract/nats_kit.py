@@ -18,6 +18,7 @@ from meshift.schemas.errors import (
 )
 from meshift.services.bus.base import Bus, Propagator
 from meshift.services.bus.nats import NatsBus, NatsSettings
+from meshift.services.bus.nats_client import BusClient
 from meshift.services.bus.settings import BusLimits
 from meshift.services.launcher.nats_server import NatsServer
 from tests.contract.bus_kit import DEADLINE_S, Buses
@@ -104,6 +105,11 @@ class Proxy:
                 if not self.frozen:
                     sink.write(data)
             sink.close()
+
+
+def refuse_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing goes straight into a connection's buffer, as when the socket doesn't keep up."""
+    monkeypatch.setattr(BusClient, "publish_now", lambda *_: False)
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> list[Exception]:

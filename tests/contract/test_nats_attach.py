@@ -1,6 +1,7 @@
 """NatsBus when its client library fails in the middle of something."""
 
 import asyncio
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +17,14 @@ from meshift.schemas.errors import (
 )
 from meshift.schemas.instances import InstanceGone, StatusRequest
 from meshift.schemas.requests import SubmitReply
+from meshift.services.bus.nats_client import BusClient
 from tests.contract.bus_kit import ASK, DEADLINE_S, REPLY, Mailbox, known, numbered, until
 from tests.contract.nats_kit import (
     Proxy,
     buses_at,
     discover,
     fail_once,
+    refuse_the_short_way,
     running_server,
 )
 
@@ -76,6 +79,7 @@ async def test_a_message_that_meets_a_breaking_connection_waits(
         mailbox = Mailbox()
         bus.subscribe("x", InstanceGone, mailbox)
         await known(bus)
+        refuse_the_short_way(monkeypatch)
         left = fail_once(monkeypatch, "publish", error)
         for number in range(3):
             bus.publish("x", numbered(number))
@@ -85,11 +89,39 @@ async def test_a_message_that_meets_a_breaking_connection_waits(
         assert bus.counters.dropped == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+async def test_messages_of_both_ways_keep_their_order(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng, original, refused = random.Random(seed), BusClient.publish_now, []
+
+    def publish_now(self: BusClient, *message: Any) -> bool:
+        if rng.random() < 0.1:
+            refused.append(message)
+            return False
+        return original(self, *message)
+
+    async with buses_at(nats_url) as buses:
+        bus = await buses.started("a")
+        mailbox = Mailbox()
+        bus.subscribe("x", InstanceGone, mailbox)
+        await known(bus)
+        monkeypatch.setattr(BusClient, "publish_now", publish_now)
+        for number in range(300):
+            bus.publish("x", numbered(number))
+            if rng.random() < 0.1:
+                await asyncio.sleep(0)
+        await mailbox.take(300)
+        assert mailbox.numbers == list(range(300)), f"seed {seed}"
+        assert 0 < len(refused) < 100
+
+
 async def test_a_message_that_can_t_be_sent_is_counted_and_its_caller_told(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with buses_at(nats_url) as buses:
         bus = await buses.started("a")
+        refuse_the_short_way(monkeypatch)
         fail_once(monkeypatch, "publish", nats.errors.BadHeaderError("k"))
         bus.publish("x", ASK)
         await until(lambda: bus.counters.dropped == 1)

@@ -130,7 +130,9 @@ async def check_chat(state_dir: Path, url: str) -> None:
 async def check_status_and_drain(state_dir: Path, up: RunningUp) -> None:
     status, text = await meshift(state_dir, "status")
     assert status == 0, text
-    header, *rows = [line.split() for line in text.splitlines()]
+    table, *metrics = text.strip().split("\nmetrics of ")
+    assert metrics == [f"frontend: {up.state().url}/metrics"]
+    header, *rows = [line.split() for line in table.splitlines()]
     assert header[0] == "INSTANCE"
     assert [row[0] for row in rows] == ["worker-1", "worker-2"]
     assert {row[2] for row in rows} == {"ready"}
@@ -139,7 +141,7 @@ async def check_status_and_drain(state_dir: Path, up: RunningUp) -> None:
     assert status == 0, text
     await up.until_line("worker-2: left")
     status, text = await meshift(state_dir, "status")
-    assert [line.split()[0] for line in text.splitlines()[1:]] == ["worker-1"]
+    assert [line.split()[0] for line in text.splitlines()[1:] if not line.startswith("metrics")] == ["worker-1"]
 
 
 async def check_restart(state_dir: Path, up: RunningUp) -> None:

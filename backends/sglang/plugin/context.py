@@ -34,6 +34,9 @@ class RankContext:
 
     rank: int
     outbox: Outbox
+    reports_address: str
+    data_host: str
+    """The address, of this host, at which others' KV arrives."""
 
     @property
     def leads(self) -> bool:

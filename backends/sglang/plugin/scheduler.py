@@ -13,6 +13,8 @@ from meshift.backends.sglang.plugin import context, grammar
 from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
 from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
+from meshift.backends.sglang.plugin.data_plane import DataPlane
+from meshift.backends.sglang.plugin.kv import describe
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]
@@ -23,7 +25,10 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_ipc_channels(self, port_args: Any) -> None:
         super().init_ipc_channels(port_args)
         self._drop_load_snapshot(port_args)
-        self.agent = RankAgent(self, context.current())
+        here = context.current()
+        self.agent = RankAgent(self, here)
+        self.data_plane = DataPlane(here.rank, here.data_host, lambda: context.Outbox(here.reports_address))
+        self.data_plane.start()
         # The sockets' threads exist now, the computing ones don't yet: only those are born with this.
         os.setpriority(os.PRIO_PROCESS, 0, COMPUTE_NICENESS)
 
@@ -43,6 +48,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
+        self.agent.start_moving(self.data_plane)
         self._request_dispatcher._mapping.update(self.agent.handlers())
 
     def init_grammar_manager(self) -> None:
@@ -82,6 +88,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             "vocabulary_size": self.model_config.vocab_size,
             "layers": self.model_config.num_hidden_layers,
             "obeys_schemas": self.grammar_manager.grammar_backend is not None,
+            "share": describe(self),
         }
         return {**super().get_init_info(), "meshift": ours}
 
@@ -93,12 +100,25 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         self.agent.end_ingest()
         return received
 
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        return super().get_next_batch_to_run(running_batch=self.agent.at_boundary(running_batch), last_batch=last_batch)
+
     def process_batch_result(self, batch: Any, result: Any) -> None:
         super().process_batch_result(batch, result)
         self.agent.end_step()
 
     def publish_load_snapshot(self, force: bool = False) -> None:
         return None
+
+    def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
+        idle: bool = super().is_fully_idle(for_health_check, ignore_waiting)
+        return idle and self.agent.is_idle
+
+    def on_idle(self) -> None:
+        super().on_idle()
+        if not self.agent.is_idle and not self.agent.has_work and super().is_fully_idle():
+            # Nothing but reservations and frozen requests, for which the next command is awaited.
+            self.maybe_sleep_on_idle()
 
     def maybe_sleep_on_idle(self) -> None:
         """Sleep until a command comes or the next heartbeat is due. The leading rank only: later ones wait for it,
@@ -114,11 +134,17 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return req
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
-        if not is_retracted and self.agent.ends_on_arrival(req):
+        if not is_retracted and (self.agent.moves_in.arrives(req) or self.agent.ends_on_arrival(req)):
             return
         super()._add_request_to_queue(req, is_retracted)
         if is_retracted:
             self.agent.note_preemption(req)
+
+    def requeue(self, req: Any) -> None:
+        """Put a request back into the queue, at its old place."""
+        entered = req.time_stats.wait_queue_entry_time
+        super()._add_request_to_queue(req)
+        req.time_stats.wait_queue_entry_time = entered
 
     def send_abort_output(self, abort_req: Any, req: Any) -> None:
         self.agent.record_abort(req, abort_req.finished_reason)

@@ -29,3 +29,6 @@ class Destinations(Protocol):
     async def choose(self, record: RequestRecord, excluded: Collection[Owner]) -> Owner | None:
         """An instance of the same model that takes requests and can hold it, outside of `excluded` and not this one;
         None if there is none now."""
+
+    def stop(self) -> None:
+        """The worker serves no more. Idempotent."""

@@ -30,6 +30,14 @@ def test_a_running_mesh_is_found(tmp_path: Path) -> None:
     assert RestClientSettings(url="http://elsewhere/", state_dir=tmp_path).rest_url() == "http://elsewhere"
 
 
+def test_metrics_of_the_mesh_that_is_asked(tmp_path: Path) -> None:
+    urls = {"worker-1": "http://127.0.0.1:9002/metrics"}
+    assert BusClientSettings(nats=None, state_dir=tmp_path).metrics_urls() == {}
+    write_state(tmp_path, running(metrics=urls))
+    for nats, shown in ((None, urls), ("nats://127.0.0.1:9001", urls), ("nats://elsewhere", {})):
+        assert BusClientSettings(nats=nats, state_dir=tmp_path).metrics_urls() == shown
+
+
 @pytest.mark.parametrize("changes", [{"pid_start": 1}, {"pid": 2**22 + 1}])
 def test_a_dead_mesh_is_not_found(tmp_path: Path, changes: dict[str, object]) -> None:
     write_state(tmp_path, running(**changes))

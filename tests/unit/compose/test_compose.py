@@ -146,6 +146,14 @@ def test_only_the_proxy_and_the_tools_are_reachable_and_on_loopback_by_default()
         assert all(default_of(port).startswith("127.0.0.1:") for port in mapped)
 
 
+@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.gpu.yml"])
+def test_every_variable_is_told_of(name: str) -> None:
+    variables = set(re.findall(r"\$\{(\w+)", (COMPOSE / name).read_text()))
+    told = (ROOT / "docs" / "compose.md").read_text()
+    assert variables
+    assert not {variable for variable in variables if f"`{variable}`" not in told}
+
+
 def test_docker_compose_1_reads_it() -> None:
     assert "name" not in load("docker-compose.yml")
 

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from queue import Queue
 from threading import Thread
 
 import pytest
@@ -78,8 +79,10 @@ def test_a_failed_install_is_not_taken_for_a_finished_one(checkout: Checkout, mo
     assert not (checkout.packages / COMPLETE_NAME).exists()
 
 
-def test_of_two_set_ups_the_second_waits_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_set_ups_the_second_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
+    said: Queue[str] = Queue()
+    monkeypatch.setattr(environment, "say", said.put)
 
     def second() -> None:
         with environment.locked(tmp_path / "lock", "this checkout"):
@@ -88,11 +91,29 @@ def test_of_two_set_ups_the_second_waits_and_says_so(tmp_path: Path, capsys: pyt
     with environment.locked(tmp_path / "lock", "this checkout"):
         thread = Thread(target=second)
         thread.start()
-        while "waiting for another set-up of this checkout" not in capsys.readouterr().out:
-            assert thread.is_alive()
+        assert said.get(timeout=10) == "waiting for another set-up of this checkout"
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_bytecode_is_kept_once_even_where_python_must_not_write_any(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    checkout.packages.mkdir(parents=True)
+    checkout.python.parent.mkdir(parents=True)
+    checkout.python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    checkout.python.chmod(0o755)
+    (tmp_path / "alpha.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(environment.NO_BYTECODE_VARIABLE, "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setattr(environment, "STARTED_MODULES", ("no_such_module_of_ours", "alpha"))
+    environment.compile_imports(checkout)
+    assert len(list(tmp_path.glob("__pycache__/alpha.*.pyc"))) == 1
+    assert "no_such_module_of_ours can't be imported" in capsys.readouterr().out
+    environment.compile_imports(checkout)
+    assert capsys.readouterr().out == ""
 
 
 def test_requirements_without_comments(checkout: Checkout) -> None:

@@ -113,7 +113,7 @@ class Scheduler:
         self.pool_stats_observer = SimpleNamespace(max_total_num_tokens=PAGES * PAGE)
         self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(max_total_num_tokens=PAGES * PAGE))
         self.queued: list[Any] = []
-        self.agent = SimpleNamespace(live_requests=lambda: [*self.running_batch.reqs, *self.queued])
+        self.agent = SimpleNamespace(live={})
 
     def request_tokens_max(self) -> int:
         return min(CONTEXT, self.max_total_num_tokens - 2 * PAGE) - REQUEST_SLACK_TOKENS
@@ -124,15 +124,15 @@ class Scheduler:
 
     def run(self, pages: int, demand: int) -> None:
         """A request that holds pages and may need so many tokens."""
-        self.running_batch.reqs.append(
-            SimpleNamespace(
-                pages=self.token_to_kv_pool_allocator.take(pages),
-                origin_input_ids=[0] * (demand // 2),
-                sampling_params=SimpleNamespace(max_new_tokens=demand - demand // 2),
-                finished=lambda: False,
-                kv=SimpleNamespace(holds_kv=True),
-            )
+        req = SimpleNamespace(
+            pages=self.token_to_kv_pool_allocator.take(pages),
+            origin_input_ids=[0] * (demand // 2),
+            sampling_params=SimpleNamespace(max_new_tokens=demand - demand // 2),
+            finished=lambda: False,
+            kv=SimpleNamespace(holds_kv=True),
         )
+        self.running_batch.reqs.append(req)
+        self.agent.live[str(len(self.agent.live))] = req
 
     def cache(self, pages: int) -> None:
         self.tree_cache.pages += self.token_to_kv_pool_allocator.take(pages)

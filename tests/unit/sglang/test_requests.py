@@ -21,7 +21,7 @@ def request(name: str, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] 
 
 def load(submits_seen: int, waiting: int = 0, demand: int = 0) -> wire.LoadSnapshot:
     return wire.LoadSnapshot(
-        capacity=100, used=10, cached=20, free=70, running=1, waiting=waiting, head_demand=demand,
+        capacity=100, used=10, cached=20, free=70, reserved=0, running=1, waiting=waiting, head_demand=demand,
         queued_demand=demand, step_count=5, submits_seen=submits_seen,
     )  # fmt: skip
 

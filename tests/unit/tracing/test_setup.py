@@ -173,9 +173,17 @@ def test_files_are_appended_to_by_many(tmp_path: Path) -> None:
     assert sorted(names[1:]) == sorted(f"{i}.{j}" for i in range(3) for j in range(20))
 
 
-def test_file_that_can_not_be_opened_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=str(tmp_path)):
-        configure("worker", TracingSettings(trace_file=tmp_path), set_global=False)
+@pytest.mark.parametrize(("path", "reason"), [(".", "Is a directory"), ("file/below", "File exists")])
+def test_file_that_can_not_be_opened_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.ERROR):
+        tracing = configure("worker", TracingSettings(trace_file=tmp_path / path), set_global=False)
+    assert not tracing.enabled
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.message == f"no spans are written to MESHIFT_TRACE_FILE={tmp_path / path}: {reason}"
 
 
 def test_file_that_can_not_be_written_is_reported(caplog: pytest.LogCaptureFixture) -> None:

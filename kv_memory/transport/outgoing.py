@@ -1,0 +1,85 @@
+"""Transfers at their sending end: which are broken, and how a send ends that doesn't end well."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Generic, Protocol, TypeVar
+
+from meshift.kv_memory.transport.base import TransportError
+
+TRANSFERS_KEPT_MAX = 4096
+"""That a sending end remembers, to know the broken ones; the oldest use goes first."""
+
+
+class OutgoingTransfer(Protocol):
+    """One, as far as all transports have it."""
+
+    broken: str | None
+    """Why nothing more of it is sent."""
+    users: int
+    """Sends that run."""
+
+    def break_(self, reason: str) -> None:
+        """No further patch leaves, and those on the way fail. The first reason stays."""
+
+
+TransferT = TypeVar("TransferT", bound=OutgoingTransfer)
+
+
+class OutgoingTransfers(Generic[TransferT]):
+    """All of one sending end, by their token."""
+
+    def __init__(self) -> None:
+        self._transfers: OrderedDict[str, TransferT] = OrderedDict()
+
+    def __iter__(self) -> Iterator[TransferT]:
+        return iter(list(self._transfers.values()))
+
+    def get(self, token: str, make: Callable[[], TransferT]) -> TransferT:
+        """The transfer of that token, made if it is new."""
+        transfer = self._transfers.get(token)
+        if transfer is None:
+            transfer = self._transfers[token] = make()
+            self._evict()
+        self._transfers.move_to_end(token)
+        return transfer
+
+    @asynccontextmanager
+    async def sending(self, transfer: TransferT, transfer_id: str, timeout_s: float) -> AsyncIterator[None]:
+        """Around a send: whatever ends it early, its deadline included, breaks the transfer. Raises
+        TransportError."""
+        check(transfer, transfer_id)
+        transfer.users += 1
+        try:
+            if timeout_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            transfer.break_(f"no answer within {timeout_s} s")
+            raise TransportError(transfer.broken) from None
+        except BaseException as error:
+            transfer.break_(reason_of(error))
+            raise
+        finally:
+            transfer.users -= 1
+
+    def _evict(self) -> None:
+        if len(self._transfers) > TRANSFERS_KEPT_MAX:
+            idle = next((token for token, transfer in self._transfers.items() if not transfer.users), None)
+            if idle is not None:
+                del self._transfers[idle]
+
+
+def check(transfer: OutgoingTransfer, transfer_id: str) -> None:
+    """Raises TransportError if it is broken."""
+    if transfer.broken is not None:
+        raise TransportError(f"transfer {transfer_id} is broken: {transfer.broken}")
+
+
+def reason_of(error: BaseException) -> str:
+    """In words."""
+    if isinstance(error, TimeoutError):
+        return "no progress in time"
+    return str(error) or type(error).__name__
