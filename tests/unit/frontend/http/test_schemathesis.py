@@ -41,6 +41,8 @@ OPERATIONS = (
     ("GET", "/health"),
     ("GET", "/ready"),
     ("GET", "/admin/instances"),
+    ("GET", "/admin/instances/{instance_id}/memory"),
+    ("POST", "/admin/instances/{instance_id}/memory"),
     ("GET", "/admin/requests"),
     ("POST", "/admin/instances/{instance_id}/drain"),
 )
