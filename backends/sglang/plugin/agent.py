@@ -62,6 +62,7 @@ class RankAgent:
             wire.Cancel: self._cancel,
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
+            wire.ResizeKv: self._resize,
             wire.Commit: self._commit,
             wire_moves.BeginMove: self.moves_out.begin,
             wire_moves.SendDelta: self.moves_out.send,
@@ -73,7 +74,6 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
-            wire.ResizeKv: self._resize,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -179,10 +179,6 @@ class RankAgent:
                 problems=accounting.find_problems(self),
             )
         )
-
-    def live_requests(self) -> Sequence[Any]:
-        """Those that have not ended, running or waiting."""
-        return list(self._live.values())
 
     def _resize(self, command: wire.ResizeKv) -> None:
         self._queue_changed = True

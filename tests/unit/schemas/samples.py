@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from meshift.schemas import errors, instances, moves, requests
+from meshift.schemas import errors, instances, memory, moves, requests
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
@@ -63,6 +63,11 @@ SAMPLES: tuple[Message, ...] = (
     ),
     instances.DrainRequest(deadline_s=1.5),
     instances.DrainReply(owner=OWNER, requests_left=2),
+    memory.MemoryRequest(resize=memory.MemoryBody(capacity=5, preempt=True)),
+    memory.MemoryReply(
+        owner=OWNER, capacity=5, request_tokens_max=4, evicted=3, preempted=2, released_bytes=6, resident_bytes=7,
+        reason="r",
+    ),
     instances.StatusRequest(),
     instances.WorkerStatus(load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN),
     requests.Submit(
