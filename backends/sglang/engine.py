@@ -69,6 +69,8 @@ class SglangEngine:
         self._layout: KvLayout | None = None
         self._moves_out = MovesOut(self._instance, self._table, lambda: self._layout, verify=settings.verify_moves)
         self._moves_in = MovesIn(self._instance, self._table, lambda: self._layout, self._check)
+        self._steps: set[asyncio.Task[Any]] = set()
+        """Of moves; ended by the ranks' answers or their end."""
         self._warm_up: WarmUp | None = None
         self._cleanup: asyncio.Task[None] | None = None
 
@@ -223,27 +225,35 @@ class SglangEngine:
     async def release(self, key: MoveKey) -> None:
         """See `MovableEngine.release`."""
         if self._state is EngineState.RUNNING:
-            await self._trusting(self._moves_out.release(key))
+            await self._to_the_end(self._moves_out.release(key))
 
     async def resume(self, key: MoveKey, attempt: int) -> None:
         """See `MovableEngine.resume`."""
         if self._state is EngineState.RUNNING:
-            await self._trusting(self._moves_out.resume(key, attempt))
+            await self._to_the_end(self._moves_out.resume(key, attempt))
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
     ) -> Reserved:
         """See `MovableEngine.reserve`."""
-        return await self._trusting(self._moves_in.reserve(key, layout, tokens, slots, deadline_s))
+        return await self._to_the_end(self._moves_in.reserve(key, layout, tokens, slots, deadline_s))
 
     async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest, timeout_s: float) -> Committed:
         """See `MovableEngine.commit`."""
-        return await self._trusting(self._moves_in.commit(key, frozen, request, timeout_s))
+        return await self._to_the_end(self._moves_in.commit(key, frozen, request, timeout_s))
 
     async def abort(self, key: MoveKey) -> None:
         """See `MovableEngine.abort`."""
         if self._state is EngineState.RUNNING:
-            await self._trusting(self._moves_in.abort(key))
+            await self._to_the_end(self._moves_in.abort(key))
+
+    async def _to_the_end(self, step: Coroutine[Any, Any, T]) -> T:
+        """Do a step of a move, also when nobody waits for it any more: what it asks the ranks for is done in any case,
+        and must be known here."""
+        task = asyncio.get_running_loop().create_task(self._trusting(step))
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        return await asyncio.shield(task)
 
     async def _trusting(self, step: Coroutine[Any, Any, T]) -> T:
         """Do a step of a move. Ranks that differ can't be trusted with anything any more."""

@@ -21,7 +21,7 @@ from meshift.backends.sglang import wire_moves as moves
 from meshift.backends.sglang.instance import RankInstance
 from meshift.backends.sglang.moves_out import ANSWER_TIMEOUT_S
 from meshift.backends.sglang.pairs import from_wire, hashes_of, pairs_of, part_of
-from meshift.backends.sglang.questions import Question, agreed, same
+from meshift.backends.sglang.questions import Question, RanksDiffer, agreed, same
 from meshift.backends.sglang.requests import RequestTable
 from meshift.backends.sglang.state import unpack_state
 from meshift.kv_memory.layout import KvLayout
@@ -187,7 +187,12 @@ class MovesIn:
             self._send(moves.Recall(rid=move.rid))
         except ConnectionError as error:
             raise MoveRefused(str(error), Refusal.UNKNOWN) from None
-        return await self._answers(question)
+        try:
+            return await question.answers(ANSWER_TIMEOUT_S)
+        except ConnectionError as error:
+            raise MoveRefused(str(error), Refusal.UNKNOWN) from None
+        except TimeoutError:
+            raise RanksDiffer(f"{move.key}: the ranks don't say whether they run it") from None
 
     def _arrival(self, move: _Incoming, frozen: FrozenRequest, request: EngineRequest) -> EngineRequest:
         """The request as it is to run here. Raises MoveRefused if it doesn't belong to what was frozen and reserved."""

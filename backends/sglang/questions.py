@@ -14,7 +14,7 @@ OnFirst = Callable[[wire.Answer], None]
 
 
 class RanksDiffer(Exception):
-    """Ranks took different decisions at one point of the stream: the instance can't be trusted any more."""
+    """Ranks took different decisions at one point of the stream, or none: the instance can't be trusted any more."""
 
 
 class Question:

@@ -22,6 +22,9 @@ _PR_SET_PDEATHSIG = 1
 EXIT_FAILED = 1
 EXIT_ORPHANED = 3
 
+SWITCH_INTERVAL_S = 0.001
+"""Of Python's threads. While a request is between two instances, the data thread must not wait for the step thread."""
+
 _BATCH_LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
 """Writes a line for every prefill; that is what our metrics are for."""
 
@@ -44,6 +47,7 @@ def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankSpec)
     _die_with_worker(spec.worker_pid)
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     outbox = Outbox(spec.reports_address)
     context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host)
     install(context)

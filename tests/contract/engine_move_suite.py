@@ -503,7 +503,9 @@ class EngineMoveSuite(MoveStarts):
         older = source.submit(self.filler(source, source.prompt_tokens))
         await source.produced(older, source.prompt_tokens)
         # The newer and shorter one gives way.
-        _, mover, before = await self.start(pair)
+        mover = Mover(pair, source.request(max_new_tokens=source.long_tokens))
+        before = source.submit(mover.request)
+        await source.produced(before, 1)
         await mover.begin()
         reserved = await mover.reserve()
         starving = await starve(source)

@@ -16,6 +16,10 @@ OnEntry = Callable[[int], None]
 """Gets the Unix time in nanoseconds from which it may be stepped."""
 
 
+def _nobody(_: int) -> None:
+    """Nobody is to be told."""
+
+
 class Batches:
     """The batches of one rank. All ranks take the same decisions at the same iteration."""
 
@@ -59,7 +63,7 @@ class Batches:
         # The overlap scheduler works on copies: what is launched goes on, without a further step.
         return not self.is_launched(req)
 
-    def enter(self, req: Any, on_entry: OnEntry) -> None:
+    def enter(self, req: Any, on_entry: OnEntry = _nobody) -> None:
         """Step a request on that has a row with the KV of all its tokens but the last: no forward pass."""
         scheduler = self._scheduler
         req.refresh_fill_ids()
@@ -86,16 +90,18 @@ class Batches:
         waiting, self._entering = self._entering, []
         for entry in waiting:
             target, batch, on_entry = entry
-            batch.filter_batch()
             is_full = len(running_batch.reqs) >= get_parallel().pp_max_micro_batch_size
-            if target != self._micro_batch() or is_full:
+            if target != self._micro_batch():
                 self._entering.append(entry)
-            elif not batch.is_empty():
-                if running_batch.is_empty():
-                    running_batch = batch
-                else:
-                    running_batch.merge_batch(batch)
-                on_entry(time.time_ns())
+                continue
+            # One that has to wait for a place has arrived nevertheless.
+            on_entry(time.time_ns())
+            if is_full:
+                self._entering.append((target, batch, _nobody))
+            elif running_batch.is_empty():
+                running_batch = batch
+            else:
+                running_batch.merge_batch(batch)
         return running_batch
 
     def _launched(self) -> list[Any]:

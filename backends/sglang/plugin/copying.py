@@ -17,8 +17,9 @@ from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.staging import StagingBuffer
 from meshift.kv_memory.transport.base import Address, Patch
 
-GATHER_TOKENS_MAX = 512
-"""Gathered of one move at one step boundary, so that a long request's copy doesn't hold up the others' steps."""
+GATHER_BYTES_MAX = 16 << 20
+"""Gathered of one move at one step boundary, so that a long request's copy holds up the others' steps by some
+milliseconds at most."""
 
 _Staged = tuple[wire.PairTarget, Rectangle, StagingBuffer | memoryview]
 
@@ -41,6 +42,10 @@ class RowReader(KvReader):
         out = memoryview(bytearray(self._kv.byte_count(rectangle)))
         self._kv.gather(rectangle, self._of(rectangle), out)
         return out
+
+    def token_bytes(self, part: wire.PairPart) -> int:
+        """Of one token of a pair."""
+        return self._kv.byte_count(part_rectangle(part, 0, 1))
 
     def stage(self, rectangle: Rectangle, data: DataPlane, *, must: bool) -> StagingBuffer | memoryview | None:
         """A copy to be sent, in staging memory. While that is full: None, or, if it `must` be, memory of its own."""
@@ -71,7 +76,7 @@ class Copy:
     def gather_piece(self, reader: RowReader, data: DataPlane, round_: Round) -> bool:
         """Gather and hand over the next piece, if there is staging memory; whether that was the last."""
         begun_ns = time.monotonic_ns()
-        end = min(self.next + GATHER_TOKENS_MAX, self.end)
+        end = min(self.next + self._tokens_at_once(reader), self.end)
         staged = self._stage(reader, data, end, must=False) if end > self.next else []
         if staged is not None:
             self._post(staged, data, round_, end)
@@ -82,12 +87,16 @@ class Copy:
         """Gather and hand over all that is left."""
         begun_ns = time.monotonic_ns()
         while self.next < self.end:
-            end = min(self.next + GATHER_TOKENS_MAX, self.end)
+            end = min(self.next + self._tokens_at_once(reader), self.end)
             staged = self._stage(reader, data, end, must=True)
             assert staged is not None
             self._post(staged, data, round_, end)
         self.gather_ns += time.monotonic_ns() - begun_ns
         self._is_done(data, round_)
+
+    def _tokens_at_once(self, reader: RowReader) -> int:
+        token_bytes = sum(reader.token_bytes(target.part) for target in self._targets)
+        return max(1, GATHER_BYTES_MAX // max(1, token_bytes))
 
     def _is_done(self, data: DataPlane, round_: Round) -> bool:
         if self.next < self.end:

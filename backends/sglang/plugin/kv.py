@@ -1,12 +1,17 @@
 """A rank's KV pool as its rectangle of the KV matrix: which cells it holds, and copies of some of them."""
 
+import contextlib
 from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_parallel
 
 from meshift.backends.sglang import wire_moves as wire
-from meshift.kernels.slots import KvBuffers, gather_slots, scatter_slots, staging_shape
+from meshift.kernels import slots as reference
+from meshift.kernels.cpu import slots as compiled
+from meshift.kernels.cpu.build import KernelUnavailable
+from meshift.kernels.cpu.library import load
+from meshift.kernels.slots import KvBuffers, staging_shape
 from meshift.kv_memory.rectangle import Rectangle
 
 LAYOUT = "nhd"
@@ -20,6 +25,7 @@ class RankKv:
     def __init__(self, scheduler: Any) -> None:
         self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.share = describe(scheduler)
+        self._copies = _fastest_copies(self._pool.device)
 
     def byte_count(self, rectangle: Rectangle) -> int:
         """Of a rectangle's payload."""
@@ -33,9 +39,9 @@ class RankKv:
         shape = staging_shape(buffers, rectangle.tokens)
         host = torch.frombuffer(out, dtype=torch.uint8).view(key.dtype).view(shape)
         if key.device.type == "cpu":
-            gather_slots(buffers, slots, host)
+            self._copies.gather_slots(buffers, slots, host)
         else:
-            host.copy_(gather_slots(buffers, slots, torch.empty(shape, dtype=key.dtype, device=key.device)))
+            host.copy_(self._copies.gather_slots(buffers, slots, torch.empty_like(host, device=key.device)))
 
     def scatter(self, rectangle: Rectangle, slots: torch.Tensor, payload: bytes | memoryview) -> None:
         """Write what `gather` gave. Raises ValueError for another size."""
@@ -45,7 +51,7 @@ class RankKv:
         raw = torch.frombuffer(payload, dtype=torch.uint8)
         if raw.numel() != key.element_size() * torch.Size(shape).numel():
             raise ValueError(f"{raw.numel()} bytes are not those of {rectangle}")
-        scatter_slots(raw.view(key.dtype).view(shape).to(key.device), slots, buffers)
+        self._copies.scatter_slots(raw.view(key.dtype).view(shape).to(key.device), slots, buffers)
 
     def _buffers(self, rectangle: Rectangle) -> KvBuffers:
         share = self.share
@@ -55,6 +61,15 @@ class RankKv:
         heads = slice(rectangle.head_start - share.head_start, rectangle.head_end - share.head_start)
         pairs = [self._pool.get_kv_buffer(layer) for layer in range(rectangle.layer_start, rectangle.layer_end)]
         return [(key[:, heads], value[:, heads]) for key, value in pairs]
+
+
+def _fastest_copies(device: str) -> Any:
+    """The module with `gather_slots` and `scatter_slots`."""
+    if device == "cpu":
+        with contextlib.suppress(KernelUnavailable):
+            load()
+            return compiled
+    return reference
 
 
 def describe(scheduler: Any) -> wire.Share:

@@ -187,8 +187,11 @@ class MovesOut:
     def _finish_freeze(self, leaving: _Leaving) -> None:
         req, command = leaving.req, leaving.command
         leaving.frozen = True
-        frozen_ns = time.time_ns() - (time.monotonic_ns() - self._agent.step_ended_ns)
+        frozen_ns = time.time_ns()
+        if req.kv.holds_kv:
+            frozen_ns -= time.monotonic_ns() - self._agent.step_ended_ns
         self._agent.flush_tokens(req)
+        self._agent.note_load_changed()
         end = req.seqlen - 1 if command.copies and req.kv.holds_kv else command.start
         copy = Copy(command.targets, self._agent.rank, command.generation, (command.start, max(command.start, end)))
         round_ = Round(command.sent_nonce, command.timeout_s)
@@ -245,7 +248,7 @@ class MovesOut:
 
     def _restore(self, req: Any) -> None:
         if req.kv.holds_kv:
-            self._batches.enter(req, lambda _: None)
+            self._batches.enter(req)
         else:
             self._scheduler.requeue(req)
 

@@ -76,7 +76,8 @@ def test_ranks_agree_or_are_not_trusted() -> None:
     with pytest.raises(MoveRefused) as caught:
         agreed([refused(0), refused(1)], wire_moves.Done)
     assert caught.value.refusal is Refusal.BUSY
-    for answers in ([done(0), refused(1)], [done(0), done(1, iteration=8)]):
+    differing: list[list[wire.Answer]] = [[done(0), refused(1)], [done(0), done(1, iteration=8)]]
+    for answers in differing:
         with pytest.raises(RanksDiffer):
             agreed(answers, wire_moves.Done)
     with pytest.raises(RanksDiffer):
