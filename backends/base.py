@@ -88,6 +88,8 @@ class EngineLoad:
     queued_demand: int
     step_count: int
     """Grows with every step; a watchdog compares it while something runs."""
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the start: what was found in a cache, or moved here, doesn't count."""
 
 
 @dataclass(frozen=True, slots=True)

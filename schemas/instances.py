@@ -57,6 +57,8 @@ class LoadReport(Message):
     """Virtual usage beyond the physical one, for priorities."""
     layout_epoch: int = 0
     step_count: int = 0
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the engine's start."""
 
 
 class InstanceGone(Message):

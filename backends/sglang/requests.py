@@ -148,6 +148,7 @@ class RequestTable:
             head_demand=snapshot.head_demand if snapshot.waiting else first_unseen,
             queued_demand=snapshot.queued_demand + unseen_demand,
             step_count=snapshot.step_count,
+            prefill_tokens=snapshot.prefill_tokens,
         )
 
 

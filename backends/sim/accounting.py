@@ -20,6 +20,7 @@ def snapshot(core: EngineCore) -> EngineLoad:
         head_demand=queue.head_demand * page_size,
         queued_demand=queue.demand * page_size,
         step_count=core.steps,
+        prefill_tokens=core.prefill_tokens,
     )
 
 

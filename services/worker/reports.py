@@ -25,4 +25,5 @@ def load_report(
         head_demand=load.head_demand,
         queued_demand=load.queued_demand,
         step_count=load.step_count,
+        prefill_tokens=load.prefill_tokens,
     )
