@@ -28,6 +28,10 @@ class EngineSettings(BaseModel):
     )
     page_size: int = Field(1, ge=1, description="tokens a page")
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
+    prefix_cache: bool = Field(True, description="keep the KV of ended requests for prompts that begin alike")
+    data_bytes_per_s: float | None = Field(
+        None, gt=0, description="what each rank sends at most of KV of requests that move away; unlimited without it"
+    )
     log_dir: Path = Field(Path(".meshift/logs"), description="where the ranks' logs go")
     start_timeout_s: float = Field(180.0, gt=0, description="time for the engine to come up")
     random_seed: int = Field(0, description="seed of unseeded sampling")
@@ -65,6 +69,8 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         layers_per_group=settings.layers_per_group,
         page_size=settings.page_size,
         context_tokens_max=settings.context_tokens_max,
+        radix_cache=settings.prefix_cache,
+        data_bytes_per_s=settings.data_bytes_per_s,
         start_timeout_s=settings.start_timeout_s,
         random_seed=settings.random_seed,
     )

@@ -46,6 +46,8 @@ class RankAgent:
         self.rank = context.rank
         self.step_ended_ns = 0
         """Monotonic time at which the last step's results were processed."""
+        self.prefill_tokens = 0
+        """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
 
@@ -93,8 +95,9 @@ class RankAgent:
         if len(self._rows) or self._queue_changed or overdue:
             self._report()
 
-    def end_step(self) -> None:
-        """After a step's results were processed."""
+    def end_step(self, prefilled: int = 0) -> None:
+        """After a step's results were processed, which computed the KV of `prefilled` tokens, if it was a prefill."""
+        self.prefill_tokens += prefilled
         self.step_ended_ns = time.monotonic_ns()
         self._report()
 
