@@ -96,6 +96,7 @@ class RankInstance:
                 commands_address=link.commands_address,
                 reports_address=link.reports_address,
                 data_host=settings.data_host,
+                data_bytes_per_s=settings.data_bytes_per_s,
                 rendezvous_port=port,
             )
             spec_path = link.folder / f"rank{rank}.json"

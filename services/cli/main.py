@@ -22,6 +22,7 @@ COMMANDS: dict[str, Command] = {
     "status": Command("status", "show the instances and their load"),
     "chat": Command("chat", "talk to a model; with a message, ask once"),
     "drain": Command("drain", "let an instance finish its requests and leave"),
+    "memory": Command("memory", "show an instance's KV memory, or change its size while it serves"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
     "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),

@@ -46,6 +46,8 @@ class RankAgent:
         self.rank = context.rank
         self.step_ended_ns = 0
         """Monotonic time at which the last step's results were processed."""
+        self.prefill_tokens = 0
+        """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
 
@@ -62,6 +64,7 @@ class RankAgent:
             wire.Cancel: self._cancel,
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
+            wire.ResizeKv: self._resize,
             wire.Commit: self._commit,
             wire_moves.BeginMove: self.moves_out.begin,
             wire_moves.SendDelta: self.moves_out.send,
@@ -73,7 +76,6 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
-            wire.ResizeKv: self._resize,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -93,8 +95,9 @@ class RankAgent:
         if len(self._rows) or self._queue_changed or overdue:
             self._report()
 
-    def end_step(self) -> None:
-        """After a step's results were processed."""
+    def end_step(self, prefilled: int = 0) -> None:
+        """After a step's results were processed, which computed the KV of `prefilled` tokens, if it was a prefill."""
+        self.prefill_tokens += prefilled
         self.step_ended_ns = time.monotonic_ns()
         self._report()
 
@@ -179,10 +182,6 @@ class RankAgent:
                 problems=accounting.find_problems(self),
             )
         )
-
-    def live_requests(self) -> Sequence[Any]:
-        """Those that have not ended, running or waiting."""
-        return list(self._live.values())
 
     def _resize(self, command: wire.ResizeKv) -> None:
         self._queue_changed = True
