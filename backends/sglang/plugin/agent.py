@@ -106,7 +106,7 @@ class RankAgent:
     @property
     def is_idle(self) -> bool:
         """Whether no move holds anything here."""
-        return not (len(self._batches) or self.moves_out.frozen or len(self.moves_in.reservations))
+        return self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
 
     @property
     def has_work(self) -> bool:
