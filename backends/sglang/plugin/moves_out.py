@@ -120,6 +120,7 @@ class MovesOut:
         if leaving is not None and leaving.frozen:
             self._drop(leaving.req)
             self._agent.forget(leaving.req)
+            self._agent.report_load()
         self._agent.answer(wire.Done, command.nonce)
 
     def resume(self, command: wire.Resume) -> None:
@@ -208,7 +209,6 @@ class MovesOut:
         if req.kv.holds_kv:
             frozen_ns -= time.monotonic_ns() - self._agent.step_ended_ns
         self._agent.flush_tokens(req)
-        self._agent.note_load_changed()
         end = req.seqlen - 1 if command.copies and req.kv.holds_kv else command.start
         copy = Copy(command.targets, self._agent.rank, command.generation, (command.start, max(command.start, end)))
         round_ = Round(command.sent_nonce, command.timeout_s)
