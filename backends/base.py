@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport.base import Address
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
@@ -38,6 +39,8 @@ class EngineInfo:
     tensor_ranks: int = 1
     rank_pids: tuple[int, ...] = ()
     capabilities: frozenset[Capability] = frozenset()
+    layout: KvLayout | None = None
+    """Of an engine whose requests move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,16 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassUsage:
+    """The requests in the batch that have one execution priority."""
+
+    execution: int
+    running: int
+    used: int
+    """Their tokens with memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
 
@@ -85,6 +98,10 @@ class EngineLoad:
     queued_demand: int
     step_count: int
     """Grows with every step; a watchdog compares it while something runs."""
+    usages: tuple[ClassUsage, ...] = ()
+    """By execution priority, ascending. Empty: nothing runs."""
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the start: what was found in a cache, or moved here, doesn't count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +149,41 @@ class EngineStartError(Exception):
     """The engine didn't come up; the message says why, with the tail of its log."""
 
 
+# ---- resizing KV memory (PipeLive, section 4) ----
+
+
+@dataclass(frozen=True, slots=True)
+class KvResized:
+    """What came of a resize; in tokens unless said."""
+
+    capacity: int
+    """Now."""
+    request_tokens_max: int
+    """Prompt plus output of one request, from now on."""
+    evicted: int
+    """Of cached prefixes, which go first."""
+    preempted: int
+    """Requests that lost their memory and wait again."""
+    released_bytes: int
+    """Given back to the system, by all ranks."""
+    resident_bytes: int
+    """Held by all ranks, as the system counts."""
+    reason: str
+    """Why it isn't the capacity that was asked for; empty if it is."""
+    duration_ns: int
+    """Of the slowest rank's step thread."""
+
+
+@runtime_checkable
+class ResizableEngine(Engine, Protocol):
+    """An engine whose KV memory grows and shrinks while it runs."""
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """Come as close to `capacity` tokens (whole pages) as can be, at one point of the request stream on all ranks.
+        Cached prefixes go first; running requests keep their memory unless `preempt`. Raises TimeoutError,
+        ConnectionError, Unavailable."""
+
+
 # ---- moving requests (Llumnix, section 4.2) ----
 
 
@@ -159,34 +211,39 @@ class MoveBegun:
     """The source agrees to the move."""
 
     tokens: tuple[int, ...]
-    """Prompt and output whose KV exists now: the destination matches its prefix cache with them."""
+    """Prompt and output whose KV exists now: the destination matches its prefix cache with them. Empty for a request
+    that waits (new or preempted): it has no KV and moves as state only."""
     growth_max: int
     """Tokens that may still come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Slots promised by the destination, until its deadline."""
+    """What the destination promises, until its deadline."""
 
     slots: int
     """Tokens for which there is room now, from index 0."""
     cached: int
     """Leading tokens whose KV the destination has already: nothing to send for them."""
+    layout: KvLayout
+    """The destination's."""
     targets: tuple[Address, ...]
-    """Where the destination's ranks receive, in rank order."""
+    """Where its ranks receive: one address a pair, in the order of `plan_pairs` over both layouts. Renewals of one
+    reservation repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSent:
-    """One round of the copy, on its way."""
+    """One round of the copy, applied by every rank of the destination."""
 
     start: int
     end: int
     """KV of tokens [start, end) was sent; `end` is the next round's start."""
-    watermark: int
     byte_count: int
-    checksum: int
-    """Hash of the rectangle, to compare with the receiver's."""
+    gather_ns: int
+    """Of the step thread's time, the slowest rank's."""
+    transfer_ns: int
+    """From the gather's end until the last rank has applied it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,45 +251,86 @@ class FrozenRequest:
     """A request outside its batch, whole: what the destination needs beside the KV."""
 
     computed: int
-    """Tokens whose KV exists."""
+    """Tokens whose KV exists and is at the destination; 0 if it moves as state only, to be computed there."""
     output: tuple[int, ...]
     state: bytes
-    """The engine's own; opaque to the mesh."""
+    """The engine's own; opaque to the mesh. Whole in itself: page sizes, ranks and processes of the ends may differ."""
+    delta: DeltaSent | None
+    """The last round."""
+    kv_hashes: tuple[int, ...] = ()
+    """Of the whole rectangle of each pair, in `plan_pairs` order, if the engine verifies moves: the destination
+    compares them with what it finds in its own memory before it commits."""
+    frozen_ns: int = 0
+    """Unix time at which the source's last step with it had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The destination owns it."""
+
+    runnable_ns: int
+    """Unix time from which the destination may step it."""
+
+
+class Refusal(StrEnum):
+    """Why a move can't go on, for those who decide what now."""
+
+    UNKNOWN = "unknown"
+    """No such request, move or reservation here (any more): finished, cancelled, ended by deadline."""
+    PREEMPTED = "preempted"
+    """It lost its memory; it may be moved as state only."""
+    BUSY = "busy"
+    """Its prefill is under way, or it moves already: try later."""
+    NO_ROOM = "no_room"
+    INCOMPATIBLE = "incompatible"
+    """These two instances, or this kind of request, never."""
+    BROKEN = "broken"
+    """The data plane failed, a deadline passed, or the bytes differ."""
 
 
 class MoveRefused(Exception):
-    """Not now: finished, cancelled, preempted, in prefill, no room. The request is where it was, as it was."""
+    """Not now. The request is where it was, as it was."""
+
+    def __init__(self, message: str, refusal: Refusal = Refusal.UNKNOWN) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 @runtime_checkable
 class MovableEngine(Engine, Protocol):
-    """An engine whose requests move. Order at the source: begin_move, send_delta..., freeze, send_delta,
-    then release or resume; at the destination: reserve..., applied..., then commit or abort.
-    Every method but release, resume and abort raises `MoveRefused`; those three are idempotent."""
+    """An engine whose requests move. Order at the source: begin_move, send_delta..., freeze, then release or resume;
+    at the destination: reserve..., then commit or abort. Every method but release, resume and abort raises
+    `MoveRefused`; those three are idempotent. Many moves may be under way at once, in both directions."""
 
     async def begin_move(self, key: MoveKey) -> MoveBegun:
-        """Source: mark the request as moving."""
+        """Source: mark the request as moving. One that is being prefilled is refused as BUSY."""
 
-    async def send_delta(self, key: MoveKey, start: int, targets: Sequence[Address]) -> DeltaSent:
-        """Source: send the KV of tokens [start, now). Refuses if the generation of the pages changed meanwhile."""
+    async def send_delta(self, key: MoveKey, start: int, reserved: Reserved) -> DeltaSent:
+        """Source: send the KV of tokens [start, now), while it goes on; returns when it is applied. Refuses (PREEMPTED,
+        UNKNOWN) if its pages changed meanwhile; if there is more than `reserved.slots` takes, sends what fits."""
 
-    async def freeze(self, key: MoveKey) -> FrozenRequest:
-        """Source: take it out of the batch at a step boundary; its KV stays."""
+    async def freeze(self, key: MoveKey, start: int, reserved: Reserved | None) -> FrozenRequest:
+        """Source: take it out of the batch (or the queue) at a step boundary, and send the rest, [start, now); returns
+        when that is applied. Without a reservation it is to be computed anew at the destination. All tokens up to the
+        freeze reach the listener first. If it raises, the request goes on as before."""
 
     async def release(self, key: MoveKey) -> None:
-        """Source: the destination owns it; free its memory. No event follows."""
+        """Source: the destination owns it; free its memory (its KV may stay as a cached prefix). No event follows."""
 
     async def resume(self, key: MoveKey, attempt: int) -> None:
-        """Source: the move failed; go on here, as `(attempt, hop - 1)`, frozen or not."""
+        """Source: the move failed, or never began; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the
+        old attempt reach the listener under the old key first."""
 
-    async def reserve(self, key: MoveKey, tokens: Sequence[int], slots: int, deadline_s: float) -> Reserved:
-        """Destination: promise room for `slots` tokens in all, of which `tokens` are the first. Renews."""
+    async def reserve(
+        self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
+    ) -> Reserved:
+        """Destination: promise room for `slots` tokens in all, of which `tokens` are the first; `layout` is the
+        source's. Called again it grows and renews. With 0 slots: for state only."""
 
-    async def applied(self, key: MoveKey, watermark: int, timeout_s: float) -> int:
-        """Destination: wait until every rank has applied that watermark; returns the rectangle's checksum."""
-
-    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest) -> None:
-        """Destination: the request runs here from now on, as `key.destination`."""
+    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest, timeout_s: float) -> Committed:
+        """Destination: the request runs here from now on, as `key.destination`; the first event starts at
+        `len(frozen.output)`. All of [0, frozen.computed) must have been applied by every rank. If it raises, the
+        reservation is as before, until abort or its deadline."""
 
     async def abort(self, key: MoveKey) -> None:
-        """Destination: quiesce writers, then free the reservation. A later commit of `key` is refused."""
+        """Destination: quiesce writers, then free the reservation. A later reserve or commit of `key` is refused."""

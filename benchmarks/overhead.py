@@ -1,10 +1,15 @@
 """What the mesh costs over a bare SGLang server: throughput at saturation, and time to first token when idle.
 
-Both servers stay up, with equal server arguments on the same cores, and take turns. The one that waits sleeps
-(`--sleep-on-idle`); the CPU time that it takes nevertheless is among the samples.
+Both servers stay up, with equal server arguments, threads and niceness on the same cores, and take turns with equal
+prompts that neither has seen. The one that waits sleeps (`--sleep-on-idle`); the CPU time that it takes nevertheless is
+among the samples.
+
+The mesh's ranks compute at a niceness that lets its sockets go first; so do the bare server's, unless
+`--bare-niceness 0` asks for SGLang as it starts by itself.
 """
 
 import asyncio
+import importlib.metadata
 import os
 import random
 import statistics
@@ -18,6 +23,7 @@ from typing import Any, Literal
 import httpx
 from pydantic import Field
 
+from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.benchmarks.bare_sglang import running_bare_server
 from meshift.benchmarks.bench_serving import Load, bench_serving
 from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s
@@ -32,9 +38,10 @@ Side = Literal["bare", "mesh"]
 SIDES: tuple[Side, Side] = ("bare", "mesh")
 
 OTHERS_CORES_MAX = 0.1
-"""A mesh's ranks compute at a lower priority than a stock server's, so on full cores others take more from them."""
+"""Both sides compute at a low priority, so on full cores others take much from them, and not always alike."""
 
 QUICK_PAIRS = 3
+QUICK_REQUESTS = 16
 QUICK_FIRST_TOKEN_PAIRS = 20
 WARM_UP_CHATS = 4
 FIRST_TOKEN_OUTPUT_TOKENS = 4
@@ -47,12 +54,13 @@ class OverheadSettings(BenchmarkSettings):
 
     model: str = Field("smollm2", description="a prepared model's name, or a folder")
     pairs: int = Field(5, ge=1, description="runs at saturation of each side (--quick: 3)")
-    requests: int = Field(24, ge=1, description="requests of a run")
+    requests: int = Field(24, ge=1, description="requests of a run (--quick: 16)")
     concurrency: int = Field(8, ge=1, description="requests at once")
     input_tokens: int = Field(64, ge=1, description="length of a prompt")
     output_tokens: int = Field(32, ge=1, description="length of an answer")
     first_token_pairs: int = Field(60, ge=1, description="single requests of each side (--quick: 20)")
-    seed: int = Field(0, description="of prompts and of the order within pairs")
+    bare_niceness: int = Field(COMPUTE_NICENESS, ge=0, le=19, description="of the bare server's computing processes")
+    seed: int = Field(0, ge=0, description="of prompts")
 
 
 @dataclass
@@ -81,11 +89,19 @@ def main(arguments: Sequence[str]) -> int:
     settings = parse_settings(OverheadSettings, "meshift bench overhead", arguments)
     with tempfile.TemporaryDirectory() as folder:
         samples = asyncio.run(_run(settings, resolve_model(settings.model), Path(folder)))
-    result = summary(samples)
+    result, cpu_ms = summary(samples), cpu_ms_per_token(samples)
     print_table([(key, str(value)) for key, value in result.items()])
     print(quiet_or_not(samples))
-    print_table([(f"cpu_ms_per_token {side}", f"{value:.2f}") for side, value in cpu_ms_per_token(samples).items()])
-    write_result(settings.json_path, result, [*samples.throughput, *samples.first_token])
+    print_table([(f"cpu_ms_per_token {side}", f"{value:.2f}") for side, value in cpu_ms.items()])
+    circumstances = {
+        "cpu_ms_per_token": cpu_ms,
+        "others_cores": round(others_cores(samples), 3),
+        "quiet": others_cores(samples) < OTHERS_CORES_MAX,
+        "cores": len(os.sched_getaffinity(0)),
+        "sglang": importlib.metadata.version("sglang"),
+        "settings": settings.model_dump(mode="json", exclude={"json_path"}),
+    }
+    write_result(settings.json_path, result | circumstances, [*samples.throughput, *samples.first_token])
     return 0
 
 
@@ -95,7 +111,7 @@ async def _run(settings: OverheadSettings, model: Path, folder: Path) -> Samples
     print("starting the mesh, then the bare server...", flush=True)
     async with (
         running_mesh(folder / "mesh", "--workers", "1", "--model", str(model)) as mesh,
-        running_bare_server(engine, folder / "bare.log") as bare,
+        running_bare_server(engine, folder / "bare.log", settings.bare_niceness) as bare,
     ):
         servers = Servers({"bare": bare.url, "mesh": mesh.url}, {"bare": bare.pid, "mesh": mesh.process.pid})
         await measure_first_tokens(settings, model.name, servers, samples)
@@ -107,7 +123,8 @@ async def measure_throughput(
     settings: OverheadSettings, model: Path, servers: Servers, samples: Samples, folder: Path
 ) -> None:
     """Pairs of runs with equal prompts; who comes first alternates."""
-    load = Load(model, settings.requests, settings.concurrency, settings.input_tokens, settings.output_tokens)
+    requests = QUICK_REQUESTS if settings.quick else settings.requests
+    load = Load(model, requests, settings.concurrency, settings.input_tokens, settings.output_tokens)
     for pair in range(QUICK_PAIRS if settings.quick else settings.pairs):
         for side in alternating(pair):
             before, begin_s = servers.cpu_s(), time.monotonic()
@@ -129,6 +146,11 @@ async def measure_first_tokens(settings: OverheadSettings, model: str, servers: 
         httpx.AsyncClient(base_url=servers.urls["mesh"], timeout=CHAT_DEADLINE_S) as mesh,
     ):
         clients: dict[Side, httpx.AsyncClient] = {"bare": bare, "mesh": mesh}
+        for side, client in clients.items():
+            # Batches as large as those at saturation, before anything counts.
+            bodies = [short_chat(model, chance) for _ in range(settings.concurrency)]
+            await asyncio.gather(*(stream_chat(client, body) for body in bodies))
+            print(f"{side} is warm", flush=True)
         for pair in range(-WARM_UP_CHATS, pairs):
             body = short_chat(model, chance)
             for side in alternating(pair):
@@ -180,10 +202,15 @@ def cpu_ms_per_token(samples: Samples) -> dict[str, float]:
     return result
 
 
+def others_cores(samples: Samples) -> float:
+    """Cores that other processes took during the runs at saturation."""
+    busy_s = sum(run["cpu_s"]["others"] for run in samples.throughput)
+    return float(busy_s / sum(run["wall_s"] for run in samples.throughput))
+
+
 def quiet_or_not(samples: Samples) -> str:
     """How much of the machine others took meanwhile, and what that means."""
-    busy_s = sum(run["cpu_s"]["others"] for run in samples.throughput)
-    cores = busy_s / sum(run["wall_s"] for run in samples.throughput)
+    cores = others_cores(samples)
     text = f"other processes took {cores:.2f} of {os.cpu_count()} cores"
     return text if cores < OTHERS_CORES_MAX else f"{text}: the figures are not to be trusted"
 

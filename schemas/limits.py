@@ -23,9 +23,22 @@ ENDPOINT_CONCURRENCY_MAX = 1_024
 
 REQUEST_ID_CHARS_MAX = 128
 LOGPROBS_TOP_MAX = 20
+LOGIT_BIAS_MAX = 300
 JSON_SCHEMA_CHARS_MAX = 65_536
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARS_MAX = 256
 
 LOGPROB_MESSAGE_BYTES_MAX = 1024 * 1024
 """Of packed log-probabilities in one message; more come with the next replay."""
+
+MOVE_STATE_BYTES_MAX = 2 * 1024 * 1024
+"""Of an engine's own state of one request, on the move."""
+
+MOVE_PAIRS_MAX = 4_096
+"""Pairs of ranks that exchange KV in one move."""
+
+MOVES_LISTED_MAX = 256
+"""Moves that a worker tells of at once."""
+
+REASON_CHARS_MAX = 1_024
+"""Of a reason in words."""

@@ -9,11 +9,15 @@ from meshift.schemas.base import Message, PackedTokens, Part, count_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.limits import (
     JSON_SCHEMA_CHARS_MAX,
+    LOGIT_BIAS_MAX,
     LOGPROBS_TOP_MAX,
     REQUEST_ID_CHARS_MAX,
     STOP_STRING_CHARS_MAX,
     STOP_STRINGS_MAX,
 )
+
+TokenBias = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]]
+"""A token id, and what is added to its logit before a token is chosen."""
 
 RequestId = Annotated[str, Field(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 
@@ -34,6 +38,7 @@ class Sampling(Part):
         default=(), max_length=STOP_STRINGS_MAX
     )
     stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[TokenBias, ...] = Field(default=(), max_length=LOGIT_BIAS_MAX)
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_TOP_MAX)
@@ -173,6 +178,8 @@ class Cancel(Message):
     frontend: FrontendRef
     owner: Owner
     keys: tuple[RequestKey, ...]
+    stale: bool = False
+    """Only this owner's part is unwanted: where the requests moved they may go on. Else whoever has them now stops."""
 
 
 class Acknowledge(Message):
@@ -212,6 +219,8 @@ class ReplayState(StrEnum):
 
     RUNNING = "running"
     FINISHED = "finished"
+    MOVED = "moved"
+    """It ran here; `moved_to` has it now, as hop `hop`."""
     UNKNOWN = "unknown"
 
 
@@ -227,3 +236,5 @@ class ReplayReply(Message):
     logprobs: LogprobColumns | None = None
     """Of all `tokens`, as row 0, if the request asked for them."""
     finish: Finish | None = None
+    moved_to: Owner | None = None
+    hop: int = 0

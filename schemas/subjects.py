@@ -54,6 +54,51 @@ def worker_drain(instance_id: str) -> str:
     return f"{PREFIX}.worker.{instance_id}.drain"
 
 
+def worker_memory(instance_id: str) -> str:
+    """Endpoint: MemoryRequest -> MemoryReply."""
+    return f"{PREFIX}.worker.{instance_id}.memory"
+
+
+def worker_pair(instance_id: str) -> str:
+    """Published by the scheduler: MovePair, to the source."""
+    return f"{PREFIX}.worker.{instance_id}.pair"
+
+
+def worker_move(instance_id: str) -> str:
+    """Endpoint: MoveOrder -> MoveReport, when the move has ended."""
+    return f"{PREFIX}.worker.{instance_id}.move"
+
+
+def worker_moves(instance_id: str) -> str:
+    """Endpoint: MovesRequest -> MovesReply."""
+    return f"{PREFIX}.worker.{instance_id}.moves"
+
+
+def worker_move_reserve(instance_id: str) -> str:
+    """Endpoint: MoveReserve -> MoveReserveReply."""
+    return f"{PREFIX}.worker.{instance_id}.move-reserve"
+
+
+def worker_move_commit(instance_id: str) -> str:
+    """Endpoint: MoveCommit -> MoveCommitReply."""
+    return f"{PREFIX}.worker.{instance_id}.move-commit"
+
+
+def worker_move_question(instance_id: str) -> str:
+    """Endpoint: MoveQuestion -> MoveAnswer."""
+    return f"{PREFIX}.worker.{instance_id}.move-question"
+
+
+def worker_move_abort(instance_id: str) -> str:
+    """Published: MoveAbort."""
+    return f"{PREFIX}.worker.{instance_id}.move-abort"
+
+
+def worker_move_closed(instance_id: str) -> str:
+    """Published: MoveClosed."""
+    return f"{PREFIX}.worker.{instance_id}.move-closed"
+
+
 def worker_cancel(instance_id: str) -> str:
     """Published: Cancel."""
     return f"{PREFIX}.worker.{instance_id}.cancel"
@@ -62,6 +107,11 @@ def worker_cancel(instance_id: str) -> str:
 def worker_acknowledge(instance_id: str) -> str:
     """Published: Acknowledge."""
     return f"{PREFIX}.worker.{instance_id}.ack"
+
+
+def frontend_fence(frontend_id: str) -> str:
+    """Endpoint: Fence -> FenceReply."""
+    return f"{PREFIX}.frontend.{frontend_id}.fence"
 
 
 def frontend_tokens(frontend_id: str) -> str:

@@ -15,11 +15,22 @@ One request gives one trace:
         |       +-- meshift.prefill   engine: until the first token
         |       +-- meshift.decode    engine: from the first token to the finish
         +-- meshift.ask               frontend asks the owner for tokens that it misses
-        +-- meshift.move              source worker; links the old and the new owner's span
-        |   +-- meshift.move.round    one round of the live copy
-        |   +-- meshift.move.cutover  the request is in no batch
         +-- meshift.resume            frontend, after an owner was lost; links the lost submission
             +-- meshift.dispatch, meshift.submit as above, with the next attempt
+
+One move of a request gives one trace, which links the request's `meshift.generate` at the source. What the request does
+at the destination goes on in its own trace: a `meshift.generate` below that of the source.
+
+    meshift.move                      source worker: from the order to the outcome
+    +-- meshift.move.reserve          asks the destination for room, once a round
+    +-- meshift.move.round            one live round of the copy
+    |   +-- meshift.move.transfer     on the data plane: until every rank has applied it
+    +-- meshift.move.freeze           out of the batch, and the last round
+    |   +-- meshift.move.transfer
+    +-- meshift.move.commit           the destination takes it over
+    +-- meshift.move.ask, .fence      who owns it? after a lost answer
+    +-- meshift.move.release          the source frees it, or
+    +-- meshift.move.resume           goes on with it
 """
 
 from typing import Final
@@ -39,7 +50,13 @@ RESUME: Final = "meshift.resume"
 MOVE: Final = "meshift.move"
 MOVE_RESERVE: Final = "meshift.move.reserve"
 MOVE_ROUND: Final = "meshift.move.round"
-MOVE_CUTOVER: Final = "meshift.move.cutover"
+MOVE_TRANSFER: Final = "meshift.move.transfer"
+MOVE_FREEZE: Final = "meshift.move.freeze"
+MOVE_COMMIT: Final = "meshift.move.commit"
+MOVE_ASK: Final = "meshift.move.ask"
+MOVE_FENCE: Final = "meshift.move.fence"
+MOVE_RELEASE: Final = "meshift.move.release"
+MOVE_RESUME: Final = "meshift.move.resume"
 
 RECONFIGURE: Final = "meshift.reconfigure"
 RECONFIGURE_FEASIBILITY: Final = "meshift.reconfigure.feasibility"
@@ -125,7 +142,16 @@ TRANSFER_TOKENS: Final = "meshift.transfer.tokens"
 TRANSFER_BYTES: Final = "meshift.transfer.bytes"
 TRANSFER_WATERMARK: Final = "meshift.transfer.watermark"
 TRANSFER_ABORT_REASON: Final = "meshift.transfer.abort_reason"
+MOVE_MODE: Final = "meshift.move.mode"
 MOVE_OUTCOME: Final = "meshift.move.outcome"
+MOVE_REFUSAL: Final = "meshift.move.refusal"
+MOVE_ROUNDS: Final = "meshift.move.rounds"
+TRANSFER_GATHER: Final = "meshift.transfer.gather"
+"""Seconds of the step thread."""
+TRANSFER_DURATION: Final = "meshift.transfer.duration"
+"""Seconds."""
+MOVE_FROZEN: Final = "meshift.move.frozen"
+"""Seconds from the last step at the source to runnable at the destination."""
 
 # ---- events of spans ----
 
@@ -175,11 +201,13 @@ METRIC_LEASES_ENDED: Final = "meshift.leases.ended"
 METRIC_BATCHES_LOST: Final = "meshift.batches.lost"
 
 METRIC_MOVES: Final = "meshift.moves"
-"""Counter, {move}, by `MOVE_OUTCOME`."""
-METRIC_MOVE_DOWNTIME: Final = "meshift.move.downtime"
-"""Histogram, s: from the last step at the source to the first at the destination."""
-METRIC_TRANSFER_BYTES: Final = "meshift.transfer.io"
-"""Counter, By."""
+METRIC_MOVES_RUNNING: Final = "meshift.moves.running"
+METRIC_MOVES_IN: Final = "meshift.moves.in"
+METRIC_MOVE_DURATION: Final = "meshift.move.duration"
+METRIC_MOVE_FROZEN: Final = "meshift.move.frozen_time"
+METRIC_MOVE_ROUNDS: Final = "meshift.move.copy_rounds"
+METRIC_MOVE_TOKENS: Final = "meshift.move.tokens"
+METRIC_MOVE_BYTES: Final = "meshift.move.io"
 METRIC_RECONFIGURE_STOP: Final = "meshift.reconfigure.stop"
 """Histogram, s: how long a commit holds the pipeline."""
 

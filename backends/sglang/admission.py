@@ -62,6 +62,7 @@ def _check_sampling(sampling: Sampling, limits: RequestLimits) -> None:
     if sampling.seed is not None and not SEED_MIN <= sampling.seed <= SEED_MAX:
         raise InvalidRequest("the seed must fit into 64 bits", param="seed")
     _check_tokens(sampling.stop_token_ids, limits, "stop_token_ids")
+    _check_tokens([token for token, _ in sampling.logit_bias], limits, "logit_bias")
     if sampling.json_schema is not None:
         _check_schema(sampling, sampling.json_schema, limits)
 

@@ -3,26 +3,48 @@
 import asyncio
 import logging
 import random
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from meshift.backends.base import (
+    Capability,
+    Committed,
+    DeltaSent,
     EngineFailure,
     EngineInfo,
     EngineListener,
     EngineLoad,
     EngineRequest,
     EngineStartError,
+    FrozenRequest,
+    KvResized,
+    MoveBegun,
+    MoveKey,
+    MoveRefused,
+    Refusal,
+    Reserved,
     TokenEvent,
 )
 from meshift.backends.sglang import wire
+from meshift.backends.sglang import wire_moves as moves
 from meshift.backends.sglang.admission import RequestLimits, check_request
 from meshift.backends.sglang.instance import RankInstance
 from meshift.backends.sglang.lifecycle import EngineEvent, EngineState, next_state
+from meshift.backends.sglang.moves_in import MovesIn
+from meshift.backends.sglang.moves_out import MovesOut
+from meshift.backends.sglang.pairs import layout_of
+from meshift.backends.sglang.questions import RanksDiffer
 from meshift.backends.sglang.requests import RequestTable
 from meshift.backends.sglang.settings import SglangSettings
+from meshift.backends.sglang.warm_up import WarmUp
+from meshift.backends.sglang.weights import fingerprint
+from meshift.kv_memory.layout import KvLayout
 from meshift.schemas.errors import Unavailable
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
-from meshift.schemas.requests import Sampling
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +52,6 @@ INTEGRITY_TIMEOUT_S = 60.0
 """A rank answers between two steps, and a prefill step may take long."""
 
 START_ABORT_DEADLINE_S = 2.0
-WARM_UP_KEY = RequestKey("warm-up", 0, 0)
-WARM_UP_TOKENS = 8
 FAILURE_STOP_DEADLINE_S = 0.5
 
 
@@ -48,7 +68,12 @@ class SglangEngine:
         self._listener: EngineListener | None = None
         self._limits: RequestLimits | None = None
         self._snapshot: wire.LoadSnapshot | None = None
-        self._warm_up: asyncio.Future[None] | None = None
+        self._layout: KvLayout | None = None
+        self._moves_out = MovesOut(self._instance, self._table, lambda: self._layout, verify=settings.verify_moves)
+        self._moves_in = MovesIn(self._instance, self._table, lambda: self._layout, self._check)
+        self._steps: set[asyncio.Task[Any]] = set()
+        """Of moves; ended by the ranks' answers or their end."""
+        self._warm_up: WarmUp | None = None
         self._cleanup: asyncio.Task[None] | None = None
 
     def _move(self, event: EngineEvent) -> None:
@@ -61,7 +86,10 @@ class SglangEngine:
         self._move(EngineEvent.START)
         self._listener = listener
         try:
-            ready = await self._instance.start()
+            ranks = await self._instance.start()
+            ready = ranks[0]
+            weights = await asyncio.to_thread(fingerprint, self._settings.model_path)
+            self._layout = layout_of([rank.share for rank in ranks], self._settings.tensor_ranks, weights)
             self._limits = RequestLimits(ready.request_tokens_max, ready.vocabulary_size, ready.obeys_schemas)
             await self._run_warm_up()
             self._move(EngineEvent.READY)
@@ -87,47 +115,44 @@ class SglangEngine:
             pipeline_stages=settings.pipeline_stages,
             tensor_ranks=settings.tensor_ranks,
             rank_pids=self._instance.pids,
+            capabilities=frozenset([Capability.MOVE_REQUESTS] if self._layout is not None else []),
+            layout=self._layout,
         )
 
     async def _run_warm_up(self) -> None:
-        """One request with all the trimmings, so that the first real one doesn't pay for first times."""
         assert self._limits is not None
-        sampling = Sampling(
-            max_new_tokens=WARM_UP_TOKENS,
-            min_new_tokens=WARM_UP_TOKENS,
-            top_p=0.9,
-            top_k=50,
-            frequency_penalty=0.1,
-            presence_penalty=0.1,
-            repetition_penalty=1.1,
-            ignore_eos=True,
-            seed=0,
-            logprobs=1,
-        )
-        prompt = [1 + index % (self._limits.vocabulary_size - 1) for index in range(WARM_UP_TOKENS)]
-        self._warm_up = asyncio.get_running_loop().create_future()
-        self._instance.send(self._table.open(EngineRequest(WARM_UP_KEY, prompt, (), sampling), seed=0))
+        warm_up = self._warm_up = WarmUp(self._limits.vocabulary_size, self._limits.tokens_max)
+
+        def submit(request: EngineRequest) -> None:
+            self._instance.send(self._table.open(request, seed=0))
+
         try:
-            await asyncio.wait_for(self._warm_up, self._settings.start_timeout_s)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await warm_up.run(submit)
+                if self._layout is not None:
+                    await warm_up.run_move(submit, self._send_cancel, self._moves_out, self._moves_in, self._layout)
         except TimeoutError:
             raise EngineStartError("the ranks are up but give no tokens") from None
         self._instance.send(wire.FlushCache())
         await self.check_integrity()
+        self._warm_up = None
 
     async def stop(self, deadline_s: float) -> None:
         """See `Engine.stop`. A start that is under way raises."""
         self._move(EngineEvent.STOP)
-        if self._warm_up is not None and not self._warm_up.done():
-            self._warm_up.set_exception(EngineStartError("the engine was stopped"))
+        if self._warm_up is not None:
+            self._warm_up.fail("the engine was stopped")
+        self._moves_in.end()
         if self._cleanup is not None:
             await self._cleanup
         await self._instance.stop(deadline_s)
 
     def _fail(self, reason: str) -> None:
         """The ranks are lost. In a running engine the listener hears of it, once."""
-        if self._warm_up is not None and not self._warm_up.done():
-            self._warm_up.set_exception(EngineStartError(reason))
+        if self._warm_up is not None:
+            self._warm_up.fail(reason)
             return
+        self._moves_in.end()
         was_running = self._state is EngineState.RUNNING
         self._move(EngineEvent.FAIL)
         if was_running and self._listener is not None:
@@ -142,7 +167,7 @@ class SglangEngine:
         """See `Engine.submit`. Also raises Unavailable when the engine doesn't run, and Overloaded."""
         if self._state is not EngineState.RUNNING or self._limits is None:
             raise Unavailable(f"the engine is {self._state}")
-        check_request(request, self._limits)
+        self._check(request)
         command = self._table.open(request, self._seeds.getrandbits(63))
         try:
             self._instance.send(command)
@@ -150,10 +175,19 @@ class SglangEngine:
             self._table.withdraw(request.key)
             raise
 
+    def _check(self, request: EngineRequest) -> None:
+        assert self._limits is not None
+        check_request(request, self._limits)
+
     def cancel(self, key: RequestKey) -> None:
         """See `Engine.cancel`."""
-        if self._state is EngineState.RUNNING and key in self._table:
-            self._instance.send(wire.Cancel(rid=wire.encode_rid(key)))
+        if self._state is EngineState.RUNNING:
+            self._send_cancel(key)
+
+    def _send_cancel(self, key: RequestKey) -> None:
+        rid = self._table.rid(key)
+        if rid is not None:
+            self._instance.send(wire.Cancel(rid=rid))
 
     def _receive(self, report: wire.Report) -> None:
         match report:
@@ -162,14 +196,100 @@ class SglangEngine:
             case wire.StepReport():
                 self._snapshot = report.load
                 self._deliver(self._table.take_step(report))
+            case moves.Applied():
+                self._moves_in.note_applied(report)
             case _:
                 raise AssertionError(f"unexpected {type(report).__name__}")
 
     def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            if event.finish is not None:
+                self._moves_out.ended(event.key)
         if self._state is EngineState.RUNNING and self._listener is not None:
             self._listener.on_step(events)
-        elif self._warm_up is not None and not self._warm_up.done() and events[-1].finish is not None:
-            self._warm_up.set_result(None)
+        elif self._warm_up is not None:
+            self._warm_up.on_step(events)
+
+    # ---- moves ----
+
+    async def begin_move(self, key: MoveKey) -> MoveBegun:
+        """See `MovableEngine.begin_move`."""
+        return await self._trusting(self._moves_out.begin(key))
+
+    async def send_delta(self, key: MoveKey, start: int, reserved: Reserved) -> DeltaSent:
+        """See `MovableEngine.send_delta`."""
+        return await self._trusting(self._moves_out.send(key, start, reserved))
+
+    async def freeze(self, key: MoveKey, start: int, reserved: Reserved | None) -> FrozenRequest:
+        """See `MovableEngine.freeze`."""
+        return await self._trusting(self._moves_out.freeze(key, start, reserved))
+
+    async def release(self, key: MoveKey) -> None:
+        """See `MovableEngine.release`."""
+        if self._state is EngineState.RUNNING:
+            await self._to_the_end(self._moves_out.release(key))
+
+    async def resume(self, key: MoveKey, attempt: int) -> None:
+        """See `MovableEngine.resume`."""
+        if self._state is EngineState.RUNNING:
+            await self._to_the_end(self._moves_out.resume(key, attempt))
+
+    async def reserve(
+        self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
+    ) -> Reserved:
+        """See `MovableEngine.reserve`."""
+        return await self._to_the_end(self._moves_in.reserve(key, layout, tokens, slots, deadline_s))
+
+    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest, timeout_s: float) -> Committed:
+        """See `MovableEngine.commit`."""
+        return await self._to_the_end(self._moves_in.commit(key, frozen, request, timeout_s))
+
+    async def abort(self, key: MoveKey) -> None:
+        """See `MovableEngine.abort`."""
+        if self._state is EngineState.RUNNING:
+            await self._to_the_end(self._moves_in.abort(key))
+
+    async def _to_the_end(self, step: Coroutine[Any, Any, T]) -> T:
+        """Do a step of a move, also when nobody waits for it any more: what it asks the ranks for is done in any case,
+        and must be known here."""
+        task = asyncio.get_running_loop().create_task(self._trusting(step))
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        return await asyncio.shield(task)
+
+    async def _trusting(self, step: Coroutine[Any, Any, T]) -> T:
+        """Do a step of a move. Ranks that differ can't be trusted with anything any more."""
+        if self._state is not EngineState.RUNNING:
+            step.close()
+            raise MoveRefused(f"the engine is {self._state}", Refusal.UNKNOWN)
+        try:
+            return await step
+        except RanksDiffer as error:
+            self._fail(str(error))
+            raise MoveRefused(str(error), Refusal.BROKEN) from error
+
+    # ---- memory ----
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """See `ResizableEngine.resize_kv`."""
+        if self._state is not EngineState.RUNNING or self._limits is None:
+            raise Unavailable(f"the engine is {self._state}")
+        answers = await self._instance.resize(capacity, preempt, INTEGRITY_TIMEOUT_S)
+        first = answers[0]
+        decisions = {(a.iteration, a.capacity, a.request_tokens_max, a.preempted) for a in answers}
+        if len(decisions) != 1:
+            raise AssertionError(f"ranks differ: {decisions}")
+        self._limits = replace(self._limits, tokens_max=first.request_tokens_max)
+        return KvResized(
+            capacity=first.capacity,
+            request_tokens_max=first.request_tokens_max,
+            evicted=first.evicted,
+            preempted=first.preempted,
+            released_bytes=sum(answer.released_bytes for answer in answers),
+            resident_bytes=sum(answer.resident_bytes for answer in answers),
+            reason=first.reason,
+            duration_ns=max(answer.duration_ns for answer in answers),
+        )
 
     # ---- state ----
 

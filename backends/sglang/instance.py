@@ -1,17 +1,15 @@
 """The rank processes of one instance as a whole: up, heard, asked, and down."""
 
 import asyncio
-import itertools
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from meshift.backends.base import EngineStartError
-from meshift.backends.sglang import wire
+from meshift.backends.sglang import wire, wire_moves
 from meshift.backends.sglang.arguments import rank_environment, server_arguments
 from meshift.backends.sglang.link import RankLink
 from meshift.backends.sglang.processes import (
@@ -21,6 +19,7 @@ from meshift.backends.sglang.processes import (
     free_loopback_port,
     start_rank,
 )
+from meshift.backends.sglang.questions import Questions
 from meshift.backends.sglang.rank_spec import RankSpec
 from meshift.backends.sglang.settings import SglangSettings
 
@@ -28,12 +27,6 @@ RANK_PROGRAM = (sys.executable, "-P", "-m", "meshift.backends.sglang.rank")
 """-P: the working directory must not shadow packages that SGLang imports. The spec's path is added."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Question:
-    answers: dict[int, wire.IntegrityReport]
-    complete: asyncio.Future[list[wire.IntegrityReport]]
 
 
 class RankInstance:
@@ -55,8 +48,7 @@ class RankInstance:
         self._ranks: list[RankProcess] = []
         self._ready: dict[int, wire.RankReady] = {}
         self._all_ready: asyncio.Future[None] | None = None
-        self._questions: dict[int, _Question] = {}
-        self._nonces = itertools.count(1)
+        self.questions = Questions(settings.rank_count)
         self._shielded = False
         self._quiet = False
         """Set when no more failure is to be told: there was one, or we end the ranks ourselves."""
@@ -66,8 +58,14 @@ class RankInstance:
         """In rank order."""
         return tuple(rank.pid for rank in self._ranks)
 
-    async def start(self) -> wire.RankReady:
-        """Start all ranks and wait until each is ready. Raises EngineStartError; ends what it started then."""
+    @property
+    def is_up(self) -> bool:
+        """Whether commands can be sent."""
+        return self._link is not None and not self._quiet
+
+    async def start(self) -> list[wire.RankReady]:
+        """Start all ranks and wait until each is ready; in rank order. Raises EngineStartError; ends what it started
+        then."""
         self._all_ready = asyncio.get_running_loop().create_future()
         self._link = RankLink()
         self._link.start(self._receive, self._fail)
@@ -81,7 +79,7 @@ class RankInstance:
         except TimeoutError:
             message = f"the ranks aren't ready after {self._settings.start_timeout_s:g} s\n{self._tails()}"
             raise EngineStartError(message) from None
-        return self._ready[0]
+        return [self._ready[rank] for rank in range(self._settings.rank_count)]
 
     def _spawn(self, link: RankLink) -> None:
         settings = self._settings
@@ -97,6 +95,8 @@ class RankInstance:
                 server_arguments=arguments,
                 commands_address=link.commands_address,
                 reports_address=link.reports_address,
+                data_host=settings.data_host,
+                data_bytes_per_s=settings.data_bytes_per_s,
                 rendezvous_port=port,
             )
             spec_path = link.folder / f"rank{rank}.json"
@@ -121,9 +121,7 @@ class RankInstance:
     def _abandon(self, reason: str) -> bool:
         """Let nobody wait any longer; whether somebody waited for the start."""
         self._quiet = True
-        for question in self._questions.values():
-            if not question.complete.done():
-                question.complete.set_exception(ConnectionError(reason))
+        self.questions.abandon(reason)
         if self._all_ready is None or self._all_ready.done():
             return False
         self._all_ready.set_exception(EngineStartError(reason))
@@ -135,25 +133,17 @@ class RankInstance:
                 logger.info("%s: rank %d: %s", self._settings.instance_name, report.rank, report.phase)
             case wire.RankReady():
                 self._note_ready(report)
-            case wire.IntegrityReport():
-                self._note_answer(report)
-            case _:
+            case wire.LoadSnapshot() | wire.StepReport() | wire_moves.Applied():
                 if not self._quiet:
                     self._on_report(report)
+            case _:
+                self.questions.note(report)
 
     def _note_ready(self, report: wire.RankReady) -> None:
         self._ready[report.rank] = report
         complete = len(self._ready) == self._settings.rank_count
         if complete and self._all_ready is not None and not self._all_ready.done():
             self._all_ready.set_result(None)
-
-    def _note_answer(self, report: wire.IntegrityReport) -> None:
-        question = self._questions.get(report.nonce)
-        if question is None or question.complete.done():
-            return
-        question.answers[report.rank] = report
-        if len(question.answers) == self._settings.rank_count:
-            question.complete.set_result([question.answers[rank] for rank in sorted(question.answers)])
 
     def send(self, command: wire.Command) -> None:
         """Put a command into the stream. Raises Overloaded."""
@@ -162,14 +152,17 @@ class RankInstance:
 
     async def ask_integrity(self, timeout_s: float) -> list[wire.IntegrityReport]:
         """Every rank's report of one iteration, in rank order. Raises TimeoutError or ConnectionError."""
-        nonce = next(self._nonces)
-        question = _Question({}, asyncio.get_running_loop().create_future())
-        self._questions[nonce] = question
-        try:
-            self.send(wire.CheckIntegrity(nonce=nonce))
-            return await asyncio.wait_for(question.complete, timeout_s)
-        finally:
-            del self._questions[nonce]
+        with self.questions.ask() as question:
+            self.send(wire.CheckIntegrity(nonce=question.nonce))
+            answers = await question.answers(timeout_s)
+        return [answer for answer in answers if isinstance(answer, wire.IntegrityReport)]
+
+    async def resize(self, capacity: int, preempt: bool, timeout_s: float) -> list[wire.KvResized]:
+        """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        with self.questions.ask() as question:
+            self.send(wire.ResizeKv(nonce=question.nonce, capacity=capacity, preempt=preempt))
+            answers = await question.answers(timeout_s)
+        return [answer for answer in answers if isinstance(answer, wire.KvResized)]
 
     async def stop(self, deadline_s: float) -> None:
         """End all ranks and remove the sockets. Idempotent; nothing is called after it."""

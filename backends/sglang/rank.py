@@ -22,6 +22,9 @@ _PR_SET_PDEATHSIG = 1
 EXIT_FAILED = 1
 EXIT_ORPHANED = 3
 
+SWITCH_INTERVAL_S = 0.001
+"""Of Python's threads. While a request is between two instances, the data thread must not wait for the step thread."""
+
 _BATCH_LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
 """Writes a line for every prefill; that is what our metrics are for."""
 
@@ -44,10 +47,12 @@ def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankSpec)
     _die_with_worker(spec.worker_pid)
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     outbox = Outbox(spec.reports_address)
-    install(RankContext(spec.rank, outbox))
+    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host, spec.data_bytes_per_s)
+    install(context)
     try:
-        _serve(spec, outbox)
+        _serve(spec, context)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -64,9 +69,9 @@ def _die_with_worker(worker_pid: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _serve(spec: RankSpec, outbox: Outbox) -> None:
+def _serve(spec: RankSpec, context: RankContext) -> None:
     def announce(phase: str) -> None:
-        outbox.send(wire.RankPhase(rank=spec.rank, phase=phase))
+        context.outbox.send(wire.RankPhase(rank=spec.rank, phase=phase))
 
     announce("importing sglang")
     from sglang.srt.managers.io_struct import hook_custom_types
@@ -89,7 +94,7 @@ def _serve(spec: RankSpec, outbox: Outbox) -> None:
         spec.tensor_rank,
         spec.stage,
         None,
-        ReadyReporter(RankContext(spec.rank, outbox)),
+        ReadyReporter(context),
     )
 
 

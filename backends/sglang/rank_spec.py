@@ -17,5 +17,9 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Rank 0 connects here and pulls."""
     reports_address: str
     """Every rank connects here and pushes."""
+    data_host: str
+    """The IP address at which this rank receives KV."""
+    data_bytes_per_s: float | None
+    """What it sends of KV at most; None: no limit."""
     rendezvous_port: int
     """On loopback, of torch.distributed."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from meshift.backends.base import EngineLoad, EngineRequest, TokenEvent
+from meshift.backends.base import ClassUsage, EngineLoad, EngineRequest, TokenEvent
 from meshift.backends.sglang import wire
 from meshift.schemas.base import pack_tokens, unpack_tokens
 from meshift.schemas.errors import InvalidRequest
@@ -27,6 +27,18 @@ class _Entry:
     key: RequestKey
     next_index: int
     submitted_ns: int
+    rid: str
+    """SGLang's name of it; that of its first key here."""
+    first_index: int
+    prompt: int
+    execution: int
+    moved: bool
+    """It came by a move."""
+
+    @property
+    def runs(self) -> bool:
+        """It came with its KV, or has given a token here. One that was preempted since counts too: nobody says so."""
+        return self.moved or self.next_index > self.first_index
 
 
 class RequestTable:
@@ -49,16 +61,54 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def open(self, request: EngineRequest, seed: int) -> wire.Submit:
-        """Enter a request; its command. Raises InvalidRequest if its key is or was in the table."""
-        if request.key in self._tickets or request.key in self._ended:
+    def open(self, request: EngineRequest, seed: int, *, moved: bool = False) -> wire.Submit:
+        """Enter a request; its command. One that has `moved` here is in the ranks' load from the first. Raises
+        InvalidRequest if its key is or was in the table."""
+        if self.has_seen(request.key):
             raise InvalidRequest(f"{request.key} was submitted before", param="request_id")
         ticket = next(self._numbers)
         self._tickets[request.key] = ticket
-        self._entries[ticket] = _Entry(request.key, len(request.output), self._clock_ns())
-        self._submits += 1
-        self._unseen.append((self._submits, len(request.prompt) + len(request.output)))
+        rid = wire.encode_rid(request.key)
+        self._entries[ticket] = _Entry(
+            request.key,
+            len(request.output),
+            self._clock_ns(),
+            rid,
+            first_index=len(request.output),
+            prompt=len(request.prompt),
+            execution=request.priority.execution,
+            moved=moved,
+        )
+        if not moved:
+            self._submits += 1
+            self._unseen.append((self._submits, len(request.prompt) + len(request.output)))
         return _submit_command(request, ticket, seed)
+
+    def has_seen(self, key: RequestKey) -> bool:
+        """Whether it is or was in the table."""
+        return key in self._tickets or key in self._ended
+
+    def rid(self, key: RequestKey) -> str | None:
+        """SGLang's name of a live request."""
+        ticket = self._tickets.get(key)
+        return None if ticket is None else self._entries[ticket].rid
+
+    def rename(self, old: RequestKey, new: RequestKey) -> None:
+        """Events from now on are those of `new`. Nothing happens if `old` isn't there (any more)."""
+        ticket = self._tickets.get(old)
+        if ticket is not None and old != new:
+            del self._tickets[old]
+            self._ended[old] = None
+            self._tickets[new] = ticket
+            self._entries[ticket].key = new
+
+    def forget(self, key: RequestKey, *, ended: bool = True) -> None:
+        """It runs elsewhere: no event of it will come. If it never ran here (not `ended`), it may still come."""
+        ticket = self._tickets.get(key)
+        if ticket is not None:
+            self._close(ticket, key)
+            if not ended:
+                del self._ended[key]
 
     def withdraw(self, key: RequestKey) -> None:
         """Forget a request just opened, whose command couldn't be sent."""
@@ -111,13 +161,28 @@ class RequestTable:
             used=snapshot.used,
             cached=snapshot.cached,
             free=snapshot.free,
-            reserved=0,
+            reserved=snapshot.reserved,
             running=snapshot.running,
             waiting=snapshot.waiting + len(self._unseen),
             head_demand=snapshot.head_demand if snapshot.waiting else first_unseen,
             queued_demand=snapshot.queued_demand + unseen_demand,
             step_count=snapshot.step_count,
+            usages=self._usages(snapshot),
+            prefill_tokens=snapshot.prefill_tokens,
         )
+
+    def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:
+        """Of those that have given a token. Where all have one priority, the ranks' own figures."""
+        executions = {entry.execution for entry in self._entries.values() if entry.runs}
+        if len(executions) == 1 and snapshot.running:
+            return (ClassUsage(executions.pop(), snapshot.running, snapshot.used),)
+        requests = dict.fromkeys(sorted(executions), 0)
+        tokens = dict.fromkeys(requests, 0)
+        for entry in self._entries.values():
+            if entry.runs:
+                requests[entry.execution] += 1
+                tokens[entry.execution] += entry.prompt + entry.next_index
+        return tuple(ClassUsage(execution, requests[execution], tokens[execution]) for execution in requests)
 
 
 def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Submit:
@@ -134,6 +199,7 @@ def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Subm
         repetition_penalty=sampling.repetition_penalty,
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
+        logit_bias={str(token): bias for token, bias in sampling.logit_bias},
         ignore_eos=sampling.ignore_eos,
         seed=seed if sampling.seed is None else sampling.seed,
         logprobs=sampling.logprobs,

@@ -7,10 +7,11 @@ process stays light, and SGLang's internals stay in the ranks.
 """
 
 import re
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from meshift.backends.sglang import wire_moves as moves
 from meshift.schemas.identity import RequestKey
 
 # ---- commands: worker -> all ranks, in order ----
@@ -31,6 +32,7 @@ class SamplingFields(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     repetition_penalty: float
     stop: list[str]
     stop_token_ids: list[int]
+    logit_bias: dict[str, float]
     ignore_eos: bool
     seed: int
     logprobs: int | None
@@ -64,8 +66,30 @@ class FlushCache(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     """Drop all cached prefixes, if nothing runs."""
 
 
-COMMANDS: Final = (Submit, Cancel, CheckIntegrity, FlushCache)
-Command = Submit | Cancel | CheckIntegrity | FlushCache
+class ResizeKv(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.resize"):
+    """Change the number of KV slots; each rank answers with `KvResized`."""
+
+    nonce: int
+    capacity: int
+    """In tokens; whole pages of them."""
+    preempt: bool
+    """Whether running requests may lose their memory for it."""
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.commit"):
+    """Run a request that has moved here: with its KV, if its first `computed` tokens have theirs in the reservation of
+    that `rid`, or by computing all of it, if `computed` is 0. `CommittedAt`."""
+
+    nonce: int
+    submit: Submit
+    computed: int
+    state: moves.MovedState
+
+
+Command = (
+    Submit | Cancel | CheckIntegrity | FlushCache | ResizeKv | Commit | moves.SourceCommand | moves.DestinationCommand
+)
+COMMANDS: Final = get_args(Command)
 
 # ---- reports: rank -> worker ----
 
@@ -89,6 +113,7 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     layers: int
     obeys_schemas: bool
     """Whether the model's tokenizer lets output be constrained."""
+    share: moves.Share
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load"):
@@ -98,6 +123,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     used: int
     cached: int
     free: int
+    reserved: int
     running: int
     waiting: int
     head_demand: int
@@ -105,6 +131,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     step_count: int
     submits_seen: int
     """Submits that the ranks have taken out of the stream so far."""
+    prefill_tokens: int = 0
 
 
 class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -155,7 +182,31 @@ class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     problems: list[str]
 
 
-Report = RankPhase | RankReady | LoadSnapshot | StepReport | IntegrityReport
+class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="resized"):
+    """A rank's answer to ResizeKv. Equal on all ranks but for bytes and duration."""
+
+    rank: int
+    nonce: int
+    iteration: int
+    capacity: int
+    """Now, in tokens."""
+    request_tokens_max: int
+    """Prompt plus output of one request, from now on."""
+    evicted: int
+    """Tokens of cached prefixes that had to go."""
+    preempted: int
+    """Requests that lost their memory and wait again."""
+    released_bytes: int
+    resident_bytes: int
+    reason: str
+    """Why the capacity isn't what was asked for; empty if it is."""
+    duration_ns: int
+
+
+Answer = IntegrityReport | KvResized | moves.Answer
+"""What a rank says to a question, by its nonce."""
+
+Report = RankPhase | RankReady | LoadSnapshot | StepReport | moves.Applied | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(Report)

@@ -1,10 +1,11 @@
 """The running loop's time in whole nanoseconds, and waits that the engine's end breaks off."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
-from meshift.backends.base import MoveRefused
+from meshift.backends.base import MoveRefused, Refusal
 
 NANOSECONDS = 1_000_000_000
 
@@ -16,6 +17,8 @@ class Clock:
         self._loop = loop
         self._waits: dict[asyncio.Future[Any], None] = {}
         self.now_ns: Callable[[], int] = getattr(loop, "time_ns", self._time_ns)
+        self.unix_ns: Callable[[], int] = getattr(loop, "time_ns", time.time_ns)
+        """In virtual time, its beginning counts as that of Unix time."""
         self.call_at_ns: Callable[..., asyncio.TimerHandle] = getattr(loop, "call_at_ns", self._call_at_ns)
         self.call_soon = loop.call_soon
 
@@ -52,7 +55,7 @@ class Clock:
     def break_waits(self, reason: str) -> None:
         """All that wait now get MoveRefused."""
         for future in self._waits:
-            _fail(future, MoveRefused(reason))
+            _fail(future, MoveRefused(reason, Refusal.BROKEN))
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

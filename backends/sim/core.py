@@ -14,6 +14,7 @@ from meshift.backends.base import MoveKey, TokenEvent
 from meshift.backends.sim.batch import NEVER, DecodeBatch, Segment
 from meshift.backends.sim.clock import Clock
 from meshift.backends.sim.emission import Emission
+from meshift.backends.sim.freezes import Freezes
 from meshift.backends.sim.lifecycle import RequestEvent, RequestState
 from meshift.backends.sim.pages import PagePool
 from meshift.backends.sim.parameters import SimParameters
@@ -65,8 +66,10 @@ class EngineCore:
         self._timer: asyncio.Handle | None = None
         self._joins: dict[SimRequest, None] = {}
         self._cancels: list[SimRequest] = []
-        self._freezes: list[SimRequest] = []
+        self._freezes = Freezes(clock)
         self._prefill_count = 0
+        self.prefill_tokens = 0
+        """Whose KV prefills have computed."""
 
     # ---- from outside, at any time; each begins with `catch_up`
 
@@ -107,18 +110,25 @@ class EngineCore:
             self._poke()
 
     def freeze(self, request: SimRequest) -> "asyncio.Future[bool]":
-        """Take a running request out of the batch at the next boundary; False if it was no longer there."""
+        """Take a running request out of the batch at the next boundary, or a waiting one out of the queue at once;
+        False if it was no longer there."""
         self.catch_up()
-        waiter = request.freeze_waiter = self._clock.future()
-        self._freezes.append(request)
+        waiter = self._freezes.ask(request)
+        if request.state is RequestState.WAITING:
+            self.queue.remove(request)
+            self._freezes.apply_waiting(request)
         self._poke()
         return waiter
 
     def thaw(self, request: SimRequest) -> None:
         """Let a frozen request go on."""
         self.catch_up()
-        request.enter(RequestEvent.RESUME)
-        self._joins[request] = None
+        if request.pages:
+            request.enter(RequestEvent.RESUME)
+            self._joins[request] = None
+        else:
+            request.enter(RequestEvent.REQUEUE)
+            self.queue.add(request)
         self._poke()
 
     def discard(self, request: SimRequest) -> None:
@@ -146,20 +156,24 @@ class EngineCore:
         self._poke()
 
     def insert(self, request: SimRequest, reserved: int) -> None:
-        """A request whose KV was copied here joins; the promised pages are its, or free."""
+        """A request whose KV was copied here joins, one without KV waits; the promised pages are its, or free."""
         self.catch_up()
         request.pages = self.parameters.pages_of(request.computed)
         self.pool.spend(reserved)
         self.pool.give(reserved - request.pages)
-        request.enter(RequestEvent.ARRIVE)
         self.requests.add(request)
-        self._joins[request] = None
+        if request.computed:
+            request.enter(RequestEvent.ARRIVE)
+            self._joins[request] = None
+        else:
+            self.queue.add(request)
         self._poke()
 
     def start_move(self, request: SimRequest, key: MoveKey) -> None:
-        """It is copied away from now on."""
+        """It goes away from now on; its KV, if it has some, is copied meanwhile."""
         request.move = key
-        self.add_copying(1)
+        request.copies = request.state is RequestState.RUNNING
+        self.add_copying(request.copies)
 
     def end_move(self, request: SimRequest) -> None:
         """It no longer is. Idempotent."""
@@ -265,7 +279,7 @@ class EngineCore:
         self._timer = None
         self.work = Work.NOTHING
         self._apply_cancels()
-        self._apply_freezes()
+        self._freezes.apply(self._leave_batch, self._emission.progress)
         if self._emit_steps:
             for request in self.batch:
                 self._emission.progress(request, self.batch.generated(request))
@@ -275,7 +289,7 @@ class EngineCore:
         self._joins.clear()
         self._plan()
         self._emission.deliver()
-        self._tell_freezes()
+        self._freezes.tell()
 
     def _finish_prefill(self) -> None:
         self._prefill_count += 1
@@ -284,6 +298,7 @@ class EngineCore:
         for request in admitted:
             request.generation.prefill(request.generated)
             request.computed = request.known
+            self.prefill_tokens += request.known
             request.generated += 1
             if request.preempted_ns is not None:
                 request.loss_ns += now_ns - request.preempted_ns
@@ -311,22 +326,6 @@ class EngineCore:
                 self._leave_batch(request)
                 self._finish(request, cancelled=True)
         self._cancels.clear()
-
-    def _apply_freezes(self) -> None:
-        for request in self._freezes:
-            waiter = request.freeze_waiter
-            if request.state is RequestState.RUNNING and waiter is not None and not waiter.done():
-                self._leave_batch(request)
-                self._emission.progress(request, request.generated)
-                request.enter(RequestEvent.FREEZE)
-
-    def _tell_freezes(self) -> None:
-        # Only when the tokens up to the freeze are on their way to the listener.
-        for request in self._freezes:
-            waiter, request.freeze_waiter = request.freeze_waiter, None
-            if waiter is not None and not waiter.done():
-                waiter.set_result(request.state is RequestState.FROZEN)
-        self._freezes.clear()
 
     # ---- what to do next
 
@@ -366,6 +365,7 @@ class EngineCore:
         request.preemptions += 1
         request.preempted_ns = self._clock.now_ns()
         request.enter(RequestEvent.PREEMPT)
+        request.lost_move = request.move
         self._drop_move(request)
         self.queue.add(request)
 
@@ -396,4 +396,4 @@ class EngineCore:
     def _drop_move(self, request: SimRequest) -> None:
         if request.move is not None:
             request.move = None
-            self._copying -= 1
+            self._copying -= request.copies

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshift.backends.base import (
     Capability,
+    Committed,
     DeltaSent,
     EngineFailure,
     EngineInfo,
@@ -17,18 +18,21 @@ from meshift.backends.base import (
     MoveBegun,
     MoveKey,
     MoveRefused,
+    Refusal,
     Reserved,
 )
 from meshift.backends.sim import accounting
 from meshift.backends.sim.clock import Clock
 from meshift.backends.sim.core import Emit, EngineCore
+from meshift.backends.sim.lifecycle import RequestState
 from meshift.backends.sim.moves_in import MovesIn
 from meshift.backends.sim.moves_out import MovesOut
 from meshift.backends.sim.outbox import Outbox
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.request import SimRequest
 from meshift.backends.sim.tokens import Generation, TokenSource
-from meshift.kv_memory.transport.base import Address, Transport, TransportError
+from meshift.kv_memory.layout import KvLayout
+from meshift.kv_memory.transport.base import Transport, TransportError
 from meshift.schemas.errors import CallerError, ContextTooLong, InvalidRequest, Unavailable, Unsupported
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
@@ -52,7 +56,8 @@ class SimEngine:
 
     `skip_steps` takes equal decode steps at once, which changes no time and no token. `emit="step"` delivers at every
     step (or skipped segment), `"edges"` only a request's first token after a prefill, and the rest with its end, its
-    freeze, or `flush`. With a `transport`, which it starts and closes, requests can move.
+    freeze, or `flush`. With a `transport`, which it starts and closes, requests can move; with `verify_moves` they
+    carry a hash of their KV, which the destination compares.
 
     `stop` strings need text, which an engine of token ids hasn't: they are left to the frontend. Penalties and
     `top_p`, `top_k`, `min_p` have no effect on the model's tokens, and log-probabilities are made up."""
@@ -65,6 +70,7 @@ class SimEngine:
         transport: Transport | None = None,
         skip_steps: bool = False,
         emit: Emit = "step",
+        verify_moves: bool = False,
     ) -> None:
         self.parameters = parameters or SimParameters()
         self.model = model
@@ -73,6 +79,7 @@ class SimEngine:
         self._transport = transport
         self._skip_steps = skip_steps
         self._emit: Emit = emit
+        self._verify_moves = verify_moves
         self._source = TokenSource(
             self.parameters.token_low,
             model.vocabulary_size,
@@ -139,6 +146,15 @@ class SimEngine:
         if self._transport is not None:
             await self._transport.close()
 
+    def held_tokens(self, key: RequestKey) -> int | None:
+        """Tokens of a request with KV, 0 while it waits; None in its prefill, out of the batch, or if it isn't here."""
+        request = None if self._parts is None else self._parts.core.requests.get(key)
+        if self._parts is None or request is None:
+            return None
+        if request.state is RequestState.WAITING:
+            return 0
+        return self._parts.core.counts(request)[0] if request.state is RequestState.RUNNING else None
+
     # ---- faults, and what a simulation may ask beside
 
     def crash(self, reason: str) -> None:
@@ -162,13 +178,13 @@ class SimEngine:
         """Source: mark the request as moving."""
         return self._out().begin(key)
 
-    async def send_delta(self, key: MoveKey, start: int, targets: Sequence[Address]) -> DeltaSent:
+    async def send_delta(self, key: MoveKey, start: int, reserved: Reserved) -> DeltaSent:
         """Source: send the KV of tokens [start, now)."""
-        return await self._out().send(key, start, targets)
+        return await self._out().send(key, start, reserved)
 
-    async def freeze(self, key: MoveKey) -> FrozenRequest:
-        """Source: take it out of the batch at a step boundary."""
-        return await self._out().freeze(key)
+    async def freeze(self, key: MoveKey, start: int, reserved: Reserved | None) -> FrozenRequest:
+        """Source: take it out of the batch at a step boundary, and send the rest."""
+        return await self._out().freeze(key, start, reserved)
 
     async def release(self, key: MoveKey) -> None:
         """Source: the destination owns it; free its memory."""
@@ -180,17 +196,16 @@ class SimEngine:
         if self._parts is not None and self._parts.moves_out is not None and not self._down:
             await self._parts.moves_out.resume(key, attempt)
 
-    async def reserve(self, key: MoveKey, tokens: Sequence[int], slots: int, deadline_s: float) -> Reserved:
+    async def reserve(
+        self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
+    ) -> Reserved:
         """Destination: promise room."""
-        return self._in().reserve(key, tokens, slots, deadline_s)
+        return self._in().reserve(key, layout, tokens, slots, deadline_s)
 
-    async def applied(self, key: MoveKey, watermark: int, timeout_s: float) -> int:
-        """Destination: wait for that watermark; the checksum of the newest patch."""
-        return await self._in().applied(key, watermark, timeout_s)
-
-    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest) -> None:
-        """Destination: the request runs here from now on."""
+    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest, timeout_s: float) -> Committed:
+        """Destination: the request runs here from now on. Never waits, so that `timeout_s` is of no matter."""
         self._in().commit(key, frozen, request, self._build_arrival)
+        return Committed(self._require().clock.unix_ns())
 
     async def abort(self, key: MoveKey) -> None:
         """Destination: free the reservation, refuse a later commit."""
@@ -204,8 +219,9 @@ class SimEngine:
         core = EngineCore(self.parameters, clock, outbox.put, skip_steps=self._skip_steps, emit=self._emit)
         if self._transport is None:
             return _Parts(core, clock, outbox, None, None)
-        moves_out = MovesOut(core, clock, outbox, self._transport)
-        return _Parts(core, clock, outbox, moves_out, MovesIn(core, clock, self._transport))
+        layout = self._layout()
+        moves_out = MovesOut(core, clock, outbox, self._transport, layout, self._verify_moves)
+        return _Parts(core, clock, outbox, moves_out, MovesIn(core, clock, self._transport, layout))
 
     async def _start_transport(self) -> None:
         if self._transport is not None:
@@ -222,7 +238,14 @@ class SimEngine:
             capacity=parameters.pages * parameters.page_size,
             page_size=parameters.page_size,
             capabilities=frozenset([Capability.MOVE_REQUESTS] if self._transport is not None else []),
+            layout=self._layout() if self._transport is not None else None,
         )
+
+    def _layout(self) -> KvLayout:
+        """One cell a token: the slots of the hash chain."""
+        source = self._source
+        weights = f"{self.model.name}/{source.low}-{source.vocabulary}/{source.eos_token_id}/{source.eos_per_million}"
+        return KvLayout(((0, 1),), ((0, 1),), 1, "uint32", weights)
 
     def _end(self, reason: str) -> None:
         if self._down:
@@ -230,7 +253,7 @@ class SimEngine:
         if self._parts is not None:
             self._parts.core.halt()
             if self._parts.moves_in is not None:
-                self._parts.moves_in.end(reason)
+                self._parts.moves_in.end()
             self._parts.clock.break_waits(reason)
         elif self._starting is not None and not self._starting.done():
             self._starting.set_exception(EngineStartError(reason))
@@ -243,12 +266,12 @@ class SimEngine:
 
     def _out(self) -> MovesOut:
         if self._parts is None or self._down or self._parts.moves_out is None:
-            raise MoveRefused(self._down or "not started, or without a transport")
+            raise MoveRefused(self._down or "not started, or without a transport", Refusal.BROKEN)
         return self._parts.moves_out
 
     def _in(self) -> MovesIn:
         if self._parts is None or self._down or self._parts.moves_in is None:
-            raise MoveRefused(self._down or "not started, or without a transport")
+            raise MoveRefused(self._down or "not started, or without a transport", Refusal.BROKEN)
         return self._parts.moves_in
 
     def _build(self, request: EngineRequest) -> SimRequest:
@@ -273,11 +296,11 @@ class SimEngine:
     def _build_arrival(self, request: EngineRequest) -> SimRequest:
         """The same for a request that moves here. Raises MoveRefused."""
         if self._require().core.requests.has_seen(request.key):
-            raise MoveRefused(f"{request.key} was here before")
+            raise MoveRefused(f"{request.key} was here before", Refusal.UNKNOWN)
         try:
             return self._build(request)
         except CallerError as error:
-            raise MoveRefused(f"{request.key}: {error}") from error
+            raise MoveRefused(f"{request.key}: {error}", Refusal.INCOMPATIBLE) from error
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

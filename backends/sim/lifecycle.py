@@ -15,7 +15,7 @@ class RequestState(Enum):
     RUNNING = auto()
     """In the decode batch."""
     FROZEN = auto()
-    """Out of the batch at a move's end; keeps its memory."""
+    """Out of the batch or the queue at a move's end; keeps its memory."""
     GONE = auto()
 
 
@@ -30,6 +30,8 @@ class RequestEvent(Enum):
     PREEMPT = auto()
     FREEZE = auto()
     RESUME = auto()
+    REQUEUE = auto()
+    """It was frozen while it waited, and waits again."""
     END = auto()
     """Finished, cancelled, or released to the destination of its move."""
 
@@ -42,6 +44,7 @@ _S, _E = RequestState, RequestEvent
 TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.WAITING, _E.ADMIT): _S.PREFILL,
     (_S.WAITING, _E.ARRIVE): _S.JOINING,
+    (_S.WAITING, _E.FREEZE): _S.FROZEN,
     (_S.WAITING, _E.END): _S.GONE,
     (_S.PREFILL, _E.PREFILLED): _S.RUNNING,
     (_S.PREFILL, _E.END): _S.GONE,
@@ -51,6 +54,7 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (_S.RUNNING, _E.FREEZE): _S.FROZEN,
     (_S.RUNNING, _E.END): _S.GONE,
     (_S.FROZEN, _E.RESUME): _S.JOINING,
+    (_S.FROZEN, _E.REQUEUE): _S.WAITING,
     (_S.FROZEN, _E.END): _S.GONE,
 }
 

@@ -17,8 +17,8 @@ class SimRequest:
     decode batch while it is in there; `DecodeBatch` knows the present ones."""
 
     __slots__ = (
-        "admitted_ns", "arrived_ns", "cancelled", "computed", "emitted", "entry_step", "finish_step",
-        "freeze_waiter", "generated", "generation", "key", "loss_ns", "move", "page_generation", "pages",
+        "admitted_ns", "arrived_ns", "base", "cancelled", "computed", "copies", "emitted", "entry_step", "finish_step",
+        "freeze_waiter", "generated", "generation", "key", "loss_ns", "lost_move", "move", "page_generation", "pages",
         "preempted_ns", "preemptions", "priority", "queued_ns", "sequence", "state",
     )  # fmt: skip
 
@@ -44,7 +44,11 @@ class SimRequest:
         self.finish_step = 0
         self.cancelled = False
         self.move: MoveKey | None = None
-        """The move that is copying it away."""
+        """The move that takes it away."""
+        self.copies = False
+        """Whether that move copies KV."""
+        self.lost_move: MoveKey | None = None
+        """The move that its last preemption ended."""
         self.freeze_waiter: asyncio.Future[bool] | None = None
         self.preempted_ns: int | None = None
         self.preemptions = 0

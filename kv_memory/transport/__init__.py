@@ -1,10 +1,16 @@
 """The data plane: `Transport` (base.py), and its implementations, one file each.
 
 memory  MemoryTransport   in one process, on the running loop's time, with bandwidth, latency and faults
+tcp     TcpTransport      between processes, over sockets: the default without a better network
+nixl    NixlTransport     between processes, over NIXL: for nodes with GPUs
 """
 
+from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, Transport, TransportError
+from meshift.kv_memory.transport.limits import TransportLimits
 from meshift.kv_memory.transport.memory import FaultRates, Link, MemoryFabric, MemoryTransport
+from meshift.kv_memory.transport.nixl import NIXL_LIMITS, NixlTransport
+from meshift.kv_memory.transport.tcp import TcpTransport
 
 __all__ = [
     "Address",
@@ -12,20 +18,38 @@ __all__ = [
     "Link",
     "MemoryFabric",
     "MemoryTransport",
+    "NixlTransport",
     "Patch",
     "PatchHandler",
+    "TcpTransport",
     "Transport",
     "TransportError",
+    "TransportLimits",
     "create_transport",
 ]
 
 
-def create_transport(scheme: str, *, location: str, rank: int = 0, fabric: MemoryFabric | None = None) -> Transport:
-    """A transport that isn't started yet. `fabric` is the network of the scheme `memory`.
+def create_transport(
+    scheme: str,
+    *,
+    location: str = "127.0.0.1",
+    rank: int = 0,
+    fabric: MemoryFabric | None = None,
+    limits: TransportLimits | None = None,
+    staging: StagingPool | None = None,
+) -> Transport:
+    """A transport that isn't started yet. For `memory`, `location` is a name and `fabric` the network; for
+    `tcp`, `location` is the IP address to listen on, with `:port` if it matters; for `nixl`, it means nothing,
+    and payloads in `staging` are sent without a copy.
 
     Raises ValueError for a scheme that doesn't exist, or without the fabric that it needs."""
+    if scheme == "tcp":
+        host, _, port = location.rpartition(":") if location.count(":") == 1 else (location, "", "0")
+        return TcpTransport(host, int(port), rank, limits=limits)
+    if scheme == "nixl":
+        return NixlTransport(rank, staging=staging, limits=limits or NIXL_LIMITS)
     if scheme != "memory":
-        raise ValueError(f"no transport {scheme!r}: known are memory")
+        raise ValueError(f"no transport {scheme!r}: known are memory, nixl, tcp")
     if fabric is None:
         raise ValueError("the memory transport needs a fabric")
     return MemoryTransport(fabric, location, rank)

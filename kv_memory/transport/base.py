@@ -46,7 +46,8 @@ PatchHandler = Callable[[Patch], None]
 
 
 class Transport(Protocol):
-    """One rank's end of the data plane."""
+    """One rank's end of the data plane. `open_transfer` and `close_transfer` may be called from any thread,
+    everything else on the loop that ran `start`; handlers run on that loop."""
 
     async def start(self) -> None:
         """Begin to listen."""

@@ -64,10 +64,10 @@ class Answers:
             message = Acknowledge(frontend=self._frontend, owner=owner, keys=tuple(keys))
             self._publish(subjects.worker_acknowledge(owner.instance_id), message)
         for owner, keys in stale.items():
-            self._send_cancel(owner, tuple(keys))
+            self._send_cancel(owner, tuple(keys), stale=True)
 
-    def _send_cancel(self, owner: Owner, keys: tuple[RequestKey, ...]) -> None:
-        message = Cancel(frontend=self._frontend, owner=owner, keys=keys)
+    def _send_cancel(self, owner: Owner, keys: tuple[RequestKey, ...], *, stale: bool = False) -> None:
+        message = Cancel(frontend=self._frontend, owner=owner, keys=keys, stale=stale)
         self._publish(subjects.worker_cancel(owner.instance_id), message)
 
     def _publish(self, subject: str, message: Acknowledge | Cancel) -> None:

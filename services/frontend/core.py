@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from meshift.schemas import subjects
 from meshift.schemas.admin import OpenRequest
 from meshift.schemas.base import unpack_tokens
-from meshift.schemas.errors import InvalidRequest, MeshError, NotFound, Overloaded, PeerGone
+from meshift.schemas.errors import InvalidRequest, MeshError, NotFound, Overloaded, PeerGone, Stale
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.instances import (
     DrainReply,
@@ -22,11 +22,14 @@ from meshift.schemas.instances import (
     WorkerStatus,
 )
 from meshift.schemas.logprobs import Logprobs, unpack_logprobs
-from meshift.schemas.requests import Finish, Lease, ReplayReply, ReplayRequest, ReplayState, TokenBatch
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest
+from meshift.schemas.moves import Fence, FenceReply, FenceVerdict
+from meshift.schemas.requests import Finish, Lease, ReplayReply, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.frontend import traces
 from meshift.services.frontend.answers import Answers
 from meshift.services.frontend.api import GenerateRequest
+from meshift.services.frontend.asks import Asks
 from meshift.services.frontend.counters import FrontendCounters
 from meshift.services.frontend.dispatch import Dispatcher
 from meshift.services.frontend.handle import StreamHandle
@@ -34,13 +37,9 @@ from meshift.services.frontend.placement import Placement
 from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
 from meshift.services.instances import InstanceView
 from meshift.services.periodic import Periodic
-from meshift.tracing import names
 from meshift.tracing.spans import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
-
-ASKS_FAILED_MAX = 3
-"""Unanswered questions after which an owner is taken for lost."""
 
 
 class FrontendOptions(BaseModel):
@@ -55,6 +54,7 @@ class FrontendOptions(BaseModel):
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
     dispatch_timeout_s: float = Field(0.5, gt=0, description="deadline of a dispatch; then bypass mode")
     submit_timeout_s: float = Field(2.0, gt=0, description="deadline of a submission; then another owner")
+    memory_timeout_s: float = Field(60.0, gt=0, description="deadline of a change of KV memory")
     place_deadline_s: float = Field(5.0, gt=0, description="time to find an owner for a new request")
     resume_deadline_s: float = Field(120.0, gt=0, description="time to find a new owner for a stream that lost its own")
     retry_s: float = Field(0.1, gt=0, description="pause before all owners are tried again")
@@ -78,6 +78,7 @@ class FrontendCore:
         self._handles: dict[str, StreamHandle] = {}
         self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s, self.counters)
         self._answers = Answers(bus, ref)
+        self._asks = Asks(bus, self, self._view, options, self.counters)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
         self._probed: set[Owner] = set()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -93,6 +94,7 @@ class FrontendCore:
         bus.subscribe(subjects.INSTANCE_GONE, InstanceGone, self._on_gone)
         bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._dispatcher.on_scheduler)
         bus.subscribe(subjects.frontend_tokens(self.ref.frontend_id), TokenBatch, self._on_tokens)
+        bus.serve("fence", subjects.frontend_fence(self.ref.frontend_id), Fence, self._on_fence)
         await bus.start(ServiceInfo("frontend", self.ref.frontend_id, "REST frontend: the stable end of streams"))
         self._renew_lease()
         self._ticks.start()
@@ -132,6 +134,15 @@ class FrontendCore:
         except (ValueError, PeerGone) as error:
             raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
 
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """See `api.Frontend.resize_memory`."""
+        try:
+            subject = subjects.worker_memory(subjects.check_name(instance_id))
+            request, timeout_s = MemoryRequest(resize=body), self._options.memory_timeout_s
+            return await self._bus.request(subject, request, MemoryReply, timeout_s=timeout_s)
+        except (ValueError, PeerGone) as error:
+            raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
+
     def ready(self) -> bool:
         """Whether some live instance takes requests."""
         return any(known.takes_requests for known in self._view)
@@ -148,7 +159,7 @@ class FrontendCore:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if request.request_id in self._streams:
             raise InvalidRequest(f"request {request.request_id} is open already", param="request_id")
-        stream = Stream(request, self._now_s())
+        stream = Stream(request, self.now_s())
         stream.trace = traces.begin(self._tracer, request)
         handle = StreamHandle(stream, self.cancel)
         self._streams[request.request_id] = stream
@@ -178,7 +189,7 @@ class FrontendCore:
     # ---- what workers say
 
     def _on_tokens(self, batch: TokenBatch) -> None:
-        now_s = self._now_s()
+        now_s = self.now_s()
         owner, streams = batch.owner, self._streams
         tokens = unpack_tokens(batch.tokens)
         finishes = {item.row: item.finish for item in batch.finishes}
@@ -188,12 +199,18 @@ class FrontendCore:
         for row, (request_id, attempt, hop, start, count) in enumerate(columns):
             finish = finishes.get(row)
             stream = streams.get(request_id)
-            if stream is None or stream.judge(attempt, hop, owner) is not Verdict.CURRENT:
-                stream = self._newer(owner, RequestKey(request_id, attempt, hop), finish is not None, now_s)
-            if stream is not None:
-                given = None if logprobs is None else logprobs.get(row)
-                self._take(stream, start, tokens[offset : offset + count], finish, now_s, given)
+            part = tokens[offset : offset + count]
+            given = None if logprobs is None else logprobs.get(row)
             offset += count
+            verdict = Verdict.STALE if stream is None else stream.judge(attempt, hop, owner)
+            if stream is None or verdict is Verdict.STALE:
+                self._stale(owner, RequestKey(request_id, attempt, hop), finish is not None)
+            elif verdict is Verdict.FORMER:
+                self._take_former(stream, start, part, given)
+            else:
+                if verdict is Verdict.NEWER_HOP:
+                    stream.adopt(hop, owner, start, now_s)
+                self._take(stream, start, part, finish, now_s, given)
         self._answers.flush()
 
     def _take(
@@ -209,17 +226,25 @@ class FrontendCore:
             self.counters.grown(stream, now_s)
             self._grown(stream)
         elif stream.has_gap:
-            self._ask(stream)
+            self._asks.ask(stream)
 
-    def _newer(self, owner: Owner, key: RequestKey, finished: bool, now_s: float) -> Stream | None:
-        """The stream, if it has moved to that owner; None if the event is stale, which its sender is then told."""
-        stream = self._streams.get(key.request_id)
-        if stream is not None and stream.judge(key.attempt, key.hop, owner) is Verdict.NEWER_HOP:
-            stream.adopt(key.hop, owner, now_s)
-            return stream
+    def _take_former(self, stream: Stream, start: int, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
+        if stream.take_former(start, tokens, logprobs):
+            self.counters.grown(stream, self.now_s())
+            self._grown(stream)
+
+    def _stale(self, owner: Owner, key: RequestKey, finished: bool) -> None:
+        """Its sender is told."""
         self.counters.stale_events += 1
         self._answers.stale(owner, key, finished)
-        return None
+
+    def _on_fence(self, fence: Fence) -> FenceReply:
+        if fence.frontend != self.ref:
+            raise Stale(f"this is {self.ref}, not {fence.frontend}")
+        stream = self._streams.get(fence.request_id)
+        verdict = FenceVerdict.GONE if stream is None else stream.fence(fence, self.now_s())
+        logger.warning("%s asks who owns %s: %s", fence.source, fence.destination_key, verdict)
+        return FenceReply(frontend=self.ref, verdict=verdict, attempt=0 if stream is None else stream.attempt)
 
     def _grown(self, stream: Stream) -> None:
         handle = self._handles[stream.request.request_id]
@@ -231,14 +256,14 @@ class FrontendCore:
     def _settle(self, stream: Stream) -> None:
         """An ended stream is nobody's business any more."""
         if self._streams.pop(stream.request.request_id, None) is not None:
-            self.counters.settled(stream, self._now_s())
+            self.counters.settled(stream, self.now_s())
             stream.trace.end(stream)
         handle = self._handles.pop(stream.request.request_id, None)
         if handle is not None:
             handle.wake()
 
     def _on_report(self, report: LoadReport) -> None:
-        for lost in self._view.on_report(report, self._now_s()):
+        for lost in self._view.on_report(report, self.now_s()):
             self._owner_lost(lost, "superseded by a newer incarnation")
 
     def _on_gone(self, gone: InstanceGone) -> None:
@@ -248,12 +273,12 @@ class FrontendCore:
     # ---- silence and loss
 
     def _tick(self) -> None:
-        now_s = self._now_s()
+        now_s = self.now_s()
         for owner in self._view.expire(now_s):
             self._owner_lost(owner, f"no report for {self._options.instance_timeout_s} s")
         for stream in list(self._streams.values()):
             if stream.state is StreamState.RUNNING and now_s - stream.heard_s >= self._options.silence_s:
-                self._ask(stream)
+                self._asks.ask(stream)
         for owner in self._view.silent(now_s, self._options.probe_after_s):
             self._probe(owner)
         self._answers.repeat_cancels()
@@ -264,7 +289,7 @@ class FrontendCore:
     def _probe(self, owner: Owner) -> None:
         if owner not in self._probed:
             self._probed.add(owner)
-            self._spawn(self._probe_owner(owner))
+            self.spawn(self._probe_owner(owner))
 
     async def _probe_owner(self, owner: Owner) -> None:
         """If nobody serves a silent owner's subject it is dead. No answer in time proves nothing: it may be busy."""
@@ -282,16 +307,17 @@ class FrontendCore:
     def _owner_lost(self, owner: Owner, why: str) -> None:
         for stream in list(self._streams.values()):
             if stream.owner == owner and stream.state is StreamState.RUNNING:
-                self._resume(stream, why)
+                self.resume(stream, why)
 
-    def _resume(self, stream: Stream, why: str) -> None:
+    def resume(self, stream: Stream, why: str) -> None:
+        """AskingCore."""
         logger.warning("%s goes on elsewhere: %s: %s", stream.key, stream.owner, why)
         self.counters.resumes += 1
         stream.trace.owner_lost(stream.owner, why)
         stream.enter(StreamEvent.OWNER_LOST)
         if stream.owner is not None:
             self._answers.cancel(stream.owner, stream.key)
-        self._spawn(self._place_again(stream), stream)
+        self.spawn(self._place_again(stream), stream)
 
     async def _place_again(self, stream: Stream) -> None:
         try:
@@ -302,57 +328,18 @@ class FrontendCore:
                 stream.fail(error)
                 self._settle(stream)
 
-    def _ask(self, stream: Stream) -> None:
-        if not stream.asking and stream.state is StreamState.RUNNING:
-            stream.asking = True
-            self._spawn(self._ask_owner(stream), stream)
-
-    async def _ask_owner(self, stream: Stream) -> None:
-        owner, key = stream.owner, stream.key
-        assert owner is not None, f"{key} runs without an owner"
-        ask = ReplayRequest(
-            request_id=key.request_id, attempt=key.attempt, hop=key.hop, owner=owner, start=len(stream.output)
-        )
-        try:
-            with stream.trace.step(names.ASK, {names.OWNER: str(owner), names.ATTEMPT: key.attempt}):
-                reply = await self._bus.request(
-                    subjects.worker_replay(owner.instance_id),
-                    ask,
-                    ReplayReply,
-                    timeout_s=self._options.ask_timeout_s,
-                )
-        except MeshError as error:
-            self.counters.asks_failed += 1
-            stream.asking = False
-            if stream.key == key and stream.state is StreamState.RUNNING:
-                self._ask_failed(stream, owner, error)
-            return
-        self.counters.asks_answered += 1
-        stream.asking = False
-        if stream.key == key and stream.state is StreamState.RUNNING:
-            self._take_replay(stream, reply)
-
-    def _ask_failed(self, stream: Stream, owner: Owner, error: MeshError) -> None:
-        stream.asks_failed += 1
-        known = self._view.get(owner)
-        silent_s = self._now_s() - known.seen_s if known is not None else self._options.silence_s
-        # Nobody serves the owner's subject and it doesn't report: it is dead, no need to wait for more.
-        dead = isinstance(error, PeerGone) and silent_s >= self._options.silence_s
-        if dead or stream.asks_failed >= ASKS_FAILED_MAX:
-            self._resume(stream, f"doesn't answer: {error}")
-
-    def _take_replay(self, stream: Stream, reply: ReplayReply) -> None:
-        if reply.state is ReplayState.UNKNOWN:
-            self._resume(stream, "its owner doesn't know it")
+    def take_replay(self, stream: Stream, reply: ReplayReply, *, former: bool) -> None:
+        """AskingCore."""
+        logprobs = None if reply.logprobs is None else unpack_logprobs(reply.logprobs).get(0)
+        tokens = unpack_tokens(reply.tokens)
+        if former:
+            self._take_former(stream, reply.start, tokens, logprobs)
         else:
-            logprobs = None if reply.logprobs is None else unpack_logprobs(reply.logprobs).get(0)
-            self._take(stream, reply.start, unpack_tokens(reply.tokens), reply.finish, self._now_s(), logprobs)
-            self._answers.flush()
-            if reply.state is ReplayState.FINISHED and reply.finish is None and reply.tokens:
-                self._ask(stream)
+            self._take(stream, reply.start, tokens, reply.finish, self.now_s(), logprobs)
+        self._answers.flush()
 
-    def _spawn(self, work: Coroutine[None, None, None], stream: Stream | None = None) -> None:
-        """Work for a stream belongs to its trace, not to that of whoever noticed that it is to be done."""
+    def spawn(self, work: Coroutine[None, None, None], stream: Stream | None = None) -> None:
+        """AskingCore. Work for a stream belongs to its trace, not to that of whoever noticed that it is to be done."""
         context = stream.trace.context() if stream is not None else None
         task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks[task] = None
@@ -363,5 +350,6 @@ class FrontendCore:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a stream's task failed", exc_info=task.exception())
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """AskingCore."""
         return asyncio.get_running_loop().time()

@@ -6,12 +6,14 @@ early waits in a small reorder buffer; what is missing is asked for; what is old
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 from meshift.schemas.admin import OpenRequest
 from meshift.schemas.errors import InternalError, InvalidRequest, MeshError
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.logprobs import Logprobs
+from meshift.schemas.moves import Fence, FenceVerdict
 from meshift.schemas.requests import Finish, FinishReason
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.traces import NO_TRACE, StreamTrace
@@ -61,7 +63,21 @@ class Verdict(Enum):
     CURRENT = auto()
     NEWER_HOP = auto()
     """The request moved: its new owner speaks for the first time."""
+    FORMER = auto()
+    """Its former owner's tokens, which come late: they count up to where the new owner began."""
     STALE = auto()
+
+
+@dataclass(slots=True)
+class Former:
+    """The owner that a request moved away from."""
+
+    hop: int
+    owner: Owner
+    end: int
+    """Index after its last token."""
+    asked: bool = False
+    """It was asked for what is missing: now the new owner is."""
 
 
 class Stream:
@@ -94,6 +110,11 @@ class Stream:
         self.asking = False
         """A question for missing tokens is on its way."""
         self.asks_failed = 0
+        self.given_up = False
+        """Its owner is lost, and no other has been tried yet."""
+        self.former: Former | None = None
+        self._raised: RequestKey | None = None
+        """The key whose attempt a fence raised to the present one."""
         self._early: dict[int, tuple[Sequence[int], Finish | None, Logprobs | None]] = {}
 
     @property
@@ -134,6 +155,7 @@ class Stream:
             self.state = TRANSITIONS[self.state, event]
         except KeyError:
             raise InternalError(f"a stream that is {self.state} can't take {event}") from None
+        self.given_up = event is StreamEvent.OWNER_LOST
 
     def begin_attempt(self, owner: Owner, now_s: float) -> RequestKey:
         """A new submission, to `owner`: everything of the attempts before is stale from now on."""
@@ -142,22 +164,59 @@ class Stream:
         self._change_owner(owner, now_s)
         return self.key
 
-    def adopt(self, hop: int, owner: Owner, now_s: float) -> None:
-        """The request moved to `owner`."""
+    def adopt(self, hop: int, owner: Owner, start: int, now_s: float) -> None:
+        """The request moved to `owner`, which goes on at index `start`."""
+        assert self.owner is not None, "moved from an owner"
+        former = Former(self.hop, self.owner, start)
         self.hop = hop
         self._change_owner(owner, now_s)
+        self.former = former
+        if self.state is StreamState.SUBMITTING:
+            # Before the answer to its submission has come, or when its former owner was taken for lost.
+            self.enter(StreamEvent.ACCEPTED)
+
+    def fence(self, fence: Fence, now_s: float) -> FenceVerdict:
+        """Who owns it: the source of a move that lost its destination asks. Where that has not been heard of, the
+        source gets a new attempt, and it never will be."""
+        place = (fence.attempt, fence.hop)
+        if self.ended or self.given_up or self.owner is None:
+            return FenceVerdict.GONE
+        if self._raised == fence.destination_key and (self.hop, self.owner) == (fence.hop - 1, fence.source):
+            return FenceVerdict.RAISED if self.attempt == fence.attempt + 1 else FenceVerdict.GONE
+        if (self.attempt, self.hop) > place and self.attempt == fence.attempt:
+            return FenceVerdict.MOVED
+        if (self.attempt, self.hop) == place:
+            return FenceVerdict.MOVED if self.owner == fence.destination else FenceVerdict.GONE
+        if (self.attempt, self.hop + 1) != place or self.owner != fence.source:
+            return FenceVerdict.GONE
+        self._raise_attempt(fence, now_s)
+        return FenceVerdict.RAISED
+
+    def _raise_attempt(self, fence: Fence, now_s: float) -> None:
+        self.attempt += 1
+        self._change_owner(fence.source, now_s)
+        self._raised = fence.destination_key
+        if self.state is StreamState.SUBMITTING:
+            self.enter(StreamEvent.ACCEPTED)
 
     def _change_owner(self, owner: Owner, now_s: float) -> None:
         self.owner = owner
         self.heard_s = now_s
         self.heard_owner = False
         self.asks_failed = 0
+        self.given_up = False
+        self.former = None
+        self._raised = None
         self._early.clear()
 
     def judge(self, attempt: int, hop: int, owner: Owner) -> Verdict:
         """Whether an event of this identity counts."""
-        if attempt != self.attempt or hop < self.hop or self.owner is None:
+        if attempt != self.attempt or self.owner is None:
             return Verdict.STALE
+        if hop < self.hop:
+            former = self.former
+            is_former = former is not None and (hop, owner) == (former.hop, former.owner)
+            return Verdict.FORMER if is_former else Verdict.STALE
         if hop > self.hop:
             return Verdict.NEWER_HOP
         return Verdict.CURRENT if owner == self.owner else Verdict.STALE
@@ -180,12 +239,33 @@ class Stream:
                 self._early[start] = (tokens, finish, logprobs)
             return False
         grown = self._append(start, tokens, finish, logprobs)
+        return self._take_early() or grown
+
+    def _take_early(self) -> bool:
+        grown = False
         while self._early and not self.ended:
             early = min(self._early)
             if early > len(self.output):
                 break
             grown = self._append(early, *self._early.pop(early)) or grown
         return grown
+
+    def take_former(self, start: int, tokens: Sequence[int], logprobs: Logprobs | None = None) -> bool:
+        """The same from the former owner, of what it gave before the request moved."""
+        assert self.former is not None, "judged so"
+        count = max(0, min(len(tokens), self.former.end - start))
+        if start > len(self.output) or not count:
+            return False
+        grown = self._append(start, tokens[:count], None, None if logprobs is None else logprobs[:count])
+        return self._take_early() or grown
+
+    def whom_to_ask(self) -> tuple[RequestKey, Owner]:
+        """For what is missing: the former owner once, if it gave that; else the owner."""
+        former = self.former
+        assert self.owner is not None, "running"
+        if former is None or former.asked or len(self.output) >= former.end:
+            return self.key, self.owner
+        return self.key._replace(hop=former.hop), former.owner
 
     def _append(self, start: int, tokens: Sequence[int], finish: Finish | None, logprobs: Logprobs | None) -> bool:
         known = len(self.output) - start

@@ -1,9 +1,8 @@
 """The worker service: one engine on the bus. Everything here runs on one event loop and none of it waits."""
 
 import asyncio
-import contextvars
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from meshift.backends.base import (
     Engine,
@@ -15,37 +14,46 @@ from meshift.backends.base import (
 )
 from meshift.schemas import subjects
 from meshift.schemas.base import unpack_tokens
-from meshift.schemas.errors import MeshError, Overloaded, OverloadError, Stale, Unavailable
+from meshift.schemas.errors import MeshError, Overloaded, Stale, Unavailable
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.instances import (
     DrainReply,
     DrainRequest,
+    DrainStatus,
     InstanceGone,
     InstanceState,
     LoadReport,
+    MovePair,
     StatusRequest,
     WorkerStatus,
 )
-from meshift.schemas.logprobs import Logprobs, pack_logprobs
 from meshift.schemas.requests import (
     Acknowledge,
     Cancel,
     Lease,
     ReplayReply,
     ReplayRequest,
-    ReplayState,
     Submit,
     SubmitReply,
 )
 from meshift.services.bus.base import Bus, ServiceInfo, Subscription
 from meshift.services.periodic import Periodic
-from meshift.services.worker import traces
-from meshift.services.worker.batches import BatchBuilder
+from meshift.services.worker import replays, traces
 from meshift.services.worker.counters import WorkerCounters
+from meshift.services.worker.drain import Drain
+from meshift.services.worker.giver import Giver
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
+from meshift.services.worker.memory import KvMemory
+from meshift.services.worker.moves.context import MoveContext
+from meshift.services.worker.moves.destinations import MeshDestinations
+from meshift.services.worker.moves.moved import Moved, MovedAway
+from meshift.services.worker.moves.peers import Peers
+from meshift.services.worker.moves.worker_moves import WorkerMoves
 from meshift.services.worker.options import WorkerOptions
+from meshift.services.worker.reports import load_report
 from meshift.services.worker.requests import RequestRecord, RequestTable
+from meshift.services.worker.streams import Streams
 from meshift.services.worker.watchdog import StallWatch
 from meshift.tracing.spans import NO_TRACER, Tracer
 
@@ -66,14 +74,16 @@ class WorkerCore:
         self.ended: asyncio.Future[InstanceState] = asyncio.get_running_loop().create_future()
         self._engine = engine
         self._info: EngineInfo | None = None
+        self._moves: WorkerMoves | None = None
+        self._giver: Giver | None = None
         self._bus = bus
         self._options = options
         self._requests = RequestTable(options.tombstone_s)
+        self._streams = Streams(owner, bus, self._requests, self.counters, options.resend_s)
         self._leases = Leases()
         self._stall = StallWatch(options.engine_stall_s)
         self._sequence = 0
-        self._drain_until_s = 0.0
-        self._acknowledge_until_s: float | None = None
+        self._drain = Drain(options.acknowledge_wait_s)
         self._reason = ""
         self._periodic = Periodic(options.report_interval_s, self._tick)
         self._subscriptions: list[Subscription] = []
@@ -85,6 +95,8 @@ class WorkerCore:
         name = self.owner.instance_id
         await self._bus.start(ServiceInfo("worker", name, "one instance of the engine"))
         self._info = await self._engine.start(self)
+        self._moves = self._build_moves(self._info)
+        self._giver = Giver(self.owner, self._engine, self._moves, self._requests, self._options)
         self._enter(LifecycleEvent.ENGINE_READY)
         bus = self._bus
         self._subscriptions = [
@@ -96,28 +108,60 @@ class WorkerCore:
             bus.serve("replay", subjects.worker_replay(name), ReplayRequest, self._on_replay),
             bus.serve("status", subjects.worker_status(name), StatusRequest, self._on_status),
             bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._on_drain),
+            KvMemory(self.owner, self._engine).serve(bus),
+            *self._moves.serve(bus),
+            bus.subscribe(subjects.worker_pair(name), MovePair, self._giver.on_pair),
         ]
         self._publish_load(self._engine.load())
         self._periodic.start()
 
+    def _build_moves(self, info: EngineInfo) -> WorkerMoves:
+        options, bus = self._options, self._bus
+        return WorkerMoves(
+            MoveContext(
+                owner=self.owner,
+                engine=self._engine,
+                info=info,
+                requests=self._requests,
+                leases=self._leases,
+                peers=Peers(bus, self.owner, options),
+                destinations=MeshDestinations(bus, self.owner, info.model, options),
+                options=options,
+                tracer=self._tracer,
+                close=self._close,
+                announce=self._streams.announce,
+                moved=MovedAway(options.moved_kept_s),
+            )
+        )
+
+    @property
+    def moves(self) -> WorkerMoves:
+        """Of its requests. Raises Unavailable before the engine is up."""
+        if self._moves is None:
+            raise Unavailable(f"{self.owner} is {self.state}")
+        return self._moves
+
+    @property
+    def requests(self) -> Iterable[RequestRecord]:
+        """All that are kept here: running, or ended and not acknowledged."""
+        return self._requests
+
     def drain(self, deadline_s: float) -> int:
-        """Take no more requests; leave when the running ones have ended, or at the deadline (their frontends then
-        go on elsewhere). Returns how many there are. Idempotent: a later call may only shorten the deadline."""
+        """Take no more requests, move the running ones away, and wait for those that can't move; leave then, or at the
+        deadline (frontends then go on elsewhere with what is left). Returns how many there are. Idempotent: a later
+        call may only shorten the deadline."""
         if has_ended(self.state):
             return 0
-        until_s = self._now_s() + deadline_s
-        self._drain_until_s = min(self._drain_until_s, until_s) if self.state is InstanceState.DRAINING else until_s
+        self._drain.begin(self._now_s() + deadline_s)
         self._enter(LifecycleEvent.DRAIN)
         if self.state is InstanceState.DRAINING:
+            self.moves.refuse()
             self._publish_load(self._engine.load())
         return self._requests.running()
 
     async def stop(self) -> None:
         """Leave the bus and end the engine, now. Idempotent."""
-        self._periodic.stop()
-        for subscription in self._subscriptions:
-            subscription.close()
-        self._requests.abandon_traces("the worker was stopped")
+        self._end_service("the worker was stopped")
         await self._engine.stop(self._options.stop_deadline_s)
         await self._bus.close()
 
@@ -129,12 +173,19 @@ class WorkerCore:
     def _leave(self) -> None:
         if self.ended.done():
             return
+        self._end_service(self._reason or self.state)
+        self._bus.publish(subjects.INSTANCE_GONE, InstanceGone(owner=self.owner, reason=self._reason or self.state))
+        self.ended.set_result(self.state)
+
+    def _end_service(self, reason: str) -> None:
         self._periodic.stop()
         for subscription in self._subscriptions:
             subscription.close()
-        self._requests.abandon_traces(self._reason or self.state)
-        self._bus.publish(subjects.INSTANCE_GONE, InstanceGone(owner=self.owner, reason=self._reason or self.state))
-        self.ended.set_result(self.state)
+        if self._giver is not None:
+            self._giver.stop()
+        if self._moves is not None:
+            self._moves.stop()
+        self._requests.abandon_traces(reason)
 
     def _fail(self, reason: str) -> None:
         if not has_ended(self.state):
@@ -158,61 +209,12 @@ class WorkerCore:
 
     def on_step(self, events: Sequence[TokenEvent]) -> None:
         """EngineListener."""
-        # An engine's timers may have been set while some request's context was the current one. A step belongs to
-        # no request: what is sent of it carries no trace.
-        contextvars.Context().run(self._on_step, events)
-
-    def _on_step(self, events: Sequence[TokenEvent]) -> None:
-        if has_ended(self.state):
-            return
-        builders: dict[str, BatchBuilder] = {}
-        now_s = self._now_s()
-        for event in events:
-            record = self._requests.get(event.key)
-            if record is not None and self._take(record, event, now_s):
-                builder = builders.get(record.frontend.frontend_id)
-                if builder is None:
-                    builder = builders[record.frontend.frontend_id] = BatchBuilder()
-                builder.add(record, event.start, event.tokens)
-        self._publish_batches(builders, now_s)
+        if not has_ended(self.state):
+            self._streams.on_step(events)
 
     def on_failure(self, failure: EngineFailure) -> None:
         """EngineListener."""
         self._fail(failure.reason)
-
-    def _take(self, record: RequestRecord, event: TokenEvent, now_s: float) -> bool:
-        """Keep an event's tokens. Returns whether they are to be sent."""
-        if event.start != record.end:
-            raise AssertionError(f"{event.key}: engine gave tokens from {event.start}, expected {record.end}")
-        record.output.extend(event.tokens)
-        if record.logprobs is not None:
-            self._take_logprobs(record, record.logprobs, event)
-        record.finish = event.finish
-        record.sent_s = now_s
-        if event.finish is not None:
-            self.counters.finished(event.finish)
-        if record.trace is not None:
-            record.trace.on_event(event)
-        if record.muted and record.finish is not None:
-            self._requests.engine_ended(record)
-        return not record.muted
-
-    @staticmethod
-    def _take_logprobs(record: RequestRecord, known: Logprobs, event: TokenEvent) -> None:
-        known.extend(event.logprobs or ())
-        if len(known) != len(record.output):
-            raise AssertionError(f"{event.key}: {len(known)} log-probabilities of {len(record.output)} tokens")
-
-    def _publish_batches(self, builders: dict[str, BatchBuilder], now_s: float) -> None:
-        emitted_ns = round(now_s * 1e9)
-        for frontend_id, builder in builders.items():
-            batch = builder.build(self.owner, emitted_ns)
-            try:
-                self._bus.publish(subjects.frontend_tokens(frontend_id), batch)
-            except OverloadError as error:
-                self.counters.batches_lost += 1
-                # The outputs stay here: the frontend asks for them when it misses them.
-                logger.warning("tokens for %s not sent: %s", frontend_id, error)
 
     # ---- what frontends say
 
@@ -220,7 +222,7 @@ class WorkerCore:
         try:
             if submit.owner != self.owner:
                 raise Stale(f"this is {self.owner}, not {submit.owner}")
-            if self._requests.check_new(submit):
+            if self._requests.check_new(submit.key):
                 self._admit(submit)
         except MeshError as error:
             self.counters.submitted(error.code)
@@ -252,24 +254,33 @@ class WorkerCore:
     def _on_replay(self, ask: ReplayRequest) -> ReplayReply:
         if ask.owner != self.owner:
             raise Stale(f"this is {self.owner}, not {ask.owner}")
-        record = self._requests.get(ask.key)
-        if record is None or record.muted:
-            return ReplayReply(owner=self.owner, state=ReplayState.UNKNOWN)
-        state = ReplayState.RUNNING if record.finish is None else ReplayState.FINISHED
-        tokens, logprobs, finish = record.replay_from(ask.start)
-        return ReplayReply(
-            owner=self.owner,
-            state=state,
-            start=ask.start,
-            tokens=tokens.tobytes(),
-            logprobs=None if logprobs is None else pack_logprobs(logprobs),
-            finish=finish,
-        )
+        record = self._requests.get(ask.key) or self._fenced(ask.key)
+        return replays.answer(self.owner, ask.start, record, self.moves.moved(ask.key))
+
+    def _fenced(self, key: RequestKey) -> RequestRecord | None:
+        """The record that its frontend calls so already: it has raised the attempt, which isn't known here yet."""
+        record = self._requests.find(key.request_id)
+        if record is None or not record.fencing or key != record.key._replace(attempt=record.key.attempt + 1):
+            return None
+        return record
 
     def _on_cancel(self, cancel: Cancel) -> None:
-        if cancel.owner == self.owner:
-            for key in cancel.keys:
-                self._close(key)
+        if cancel.owner != self.owner:
+            return
+        for key in cancel.keys:
+            record = self._requests.get(key)
+            if cancel.stale and record is not None and record.fencing:
+                # Stale since its frontend raised the attempt, perhaps: the answer about that is on its way.
+                continue
+            self._close(key)
+            moved = None if cancel.stale else self.moves.cancelled(key)
+            if moved is not None:
+                self._forward(cancel, moved)
+
+    def _forward(self, cancel: Cancel, moved: Moved) -> None:
+        """To where the request went."""
+        further = Cancel(frontend=cancel.frontend, owner=moved.destination, keys=(moved.destination_key,))
+        self._bus.publish(subjects.worker_cancel(moved.destination.instance_id), further)
 
     def _on_acknowledge(self, acknowledge: Acknowledge) -> None:
         if acknowledge.owner == self.owner:
@@ -277,9 +288,12 @@ class WorkerCore:
                 self._close(key)
 
     def _close(self, key: RequestKey) -> None:
+        record = self._requests.find(key.request_id)
         running = self._requests.close(key, self._now_s())
         if running is not None:
             self._engine.cancel(running.key)
+        if record is not None and self._requests.find(key.request_id) is not record:
+            self.moves.closed(record)
 
     def _on_lease(self, lease: Lease) -> None:
         self._leases.renew(lease.frontend, lease.ttl_s, self._now_s())
@@ -297,7 +311,11 @@ class WorkerCore:
             ranks=info.rank_pids,
             requests=self._requests.running(),
             unacknowledged=self.unacknowledged(),
+            drain=self._drain_status() if self.state is InstanceState.DRAINING else None,
         )
+
+    def _drain_status(self) -> DrainStatus:
+        return self.moves.draining.status(self._requests.running(), self._drain.until_s - self._now_s())
 
     def _on_own_load(self, report: LoadReport) -> None:
         if report.owner.incarnation > self.owner.incarnation and not has_ended(self.state):
@@ -314,11 +332,12 @@ class WorkerCore:
             self._fail(f"no step for {self._options.engine_stall_s:.0f} s with {load.running} requests running")
             return
         self._end_leases(now_s)
-        self._resend(now_s)
+        self._streams.resend(now_s)
         self._requests.forget_tombstones(now_s)
         self._publish_load(load)
+        self.moves.tick(now_s)
         if self.state is InstanceState.DRAINING:
-            self._check_drained(now_s)
+            self._go_on_draining(now_s)
 
     def _end_leases(self, now_s: float) -> None:
         orphans = [record for record in self._requests if not self._leases.is_live(record.frontend, now_s)]
@@ -328,48 +347,26 @@ class WorkerCore:
             self._close(record.key)
         self._leases.expire(now_s, self._options.tombstone_s)
 
-    def _resend(self, now_s: float) -> None:
-        builders: dict[str, BatchBuilder] = {}
-        for record in self._requests.unacknowledged():
-            if now_s - record.sent_s >= self._options.resend_s:
-                record.sent_s = now_s
-                self.counters.resent += 1
-                builder = builders.setdefault(record.frontend.frontend_id, BatchBuilder())
-                builder.add(record, record.end, ())
-        self._publish_batches(builders, now_s)
-
-    def _check_drained(self, now_s: float) -> None:
+    def _go_on_draining(self, now_s: float) -> None:
         running = self._requests.running()
-        if running and now_s < self._drain_until_s:
-            return
-        if self._acknowledge_until_s is None:
-            self._acknowledge_until_s = now_s + self._options.acknowledge_wait_s
-        if self._requests.unacknowledged() and now_s < self._acknowledge_until_s:
-            return
-        self._reason = f"drained with {running} requests left" if running else "drained"
-        self._enter(LifecycleEvent.DRAINED)
+        self.moves.draining.tick(now_s, self._drain.until_s)
+        if self._drain.may_leave(running, self.unacknowledged(), now_s):
+            self._reason = f"drained with {running} requests left" if running else "drained"
+            self._enter(LifecycleEvent.DRAINED)
 
     def _publish_load(self, load: EngineLoad) -> None:
         self._sequence += 1
         self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report(load))
 
     def _load_report(self, load: EngineLoad) -> LoadReport:
-        return LoadReport(
-            owner=self.owner,
+        return load_report(
+            self.owner,
+            self.state,
+            self._engine_info().model,
+            load,
             sequence=self._sequence,
             emitted_ns=round(self._now_s() * 1e9),
-            state=self.state,
-            model=self._engine_info().model,
-            capacity=load.capacity,
-            used=load.used,
-            cached=load.cached,
-            free=load.free,
-            reserved=load.reserved,
-            running=load.running,
-            waiting=load.waiting,
-            head_demand=load.head_demand,
-            queued_demand=load.queued_demand,
-            step_count=load.step_count,
+            usage=self._options.virtual_usage,
         )
 
     def _engine_info(self) -> EngineInfo:

@@ -22,6 +22,11 @@ class Leases:
         incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
         return frontend.incarnation == incarnation and now_s < ends_s
 
+    def left_s(self, frontend: FrontendRef, now_s: float) -> float:
+        """Until its lease ends; 0 if it has none."""
+        incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
+        return max(0.0, ends_s - now_s) if frontend.incarnation == incarnation else 0.0
+
     def expire(self, now_s: float, kept_s: float) -> None:
         """Forget frontends whose lease ended `kept_s` ago; their requests must have been cancelled by then."""
         ended = [key for key, (_, ends_s) in self._leases.items() if ends_s + kept_s < now_s]

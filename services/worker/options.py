@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, Field
 
+from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings
+
 
 class WorkerOptions(BaseModel):
     """Timing and bounds of a worker."""
@@ -25,3 +27,24 @@ class WorkerOptions(BaseModel):
     stop_deadline_s: float = Field(
         5.0, gt=0, description="time for the engine's processes to end before they are killed"
     )
+    gives_max: int = Field(1, ge=1, description="requests that it gives away at once because the scheduler says so")
+    give_cooldown_s: float = Field(5.0, ge=0, description="time in which a request that moved here is given away last")
+    give_growth_tokens: int = Field(32, ge=0, description="room that a request needs beside its tokens to move")
+    give_deadline_s: float = Field(30.0, gt=0, description="deadline of such a move")
+    virtual_usage: VirtualUsageSettings = Field(
+        default_factory=VirtualUsageSettings, description="priority classes and their headroom"
+    )
+    moves_out_max: int = Field(4, ge=0, description="requests that move away at once")
+    moves_in_max: int = Field(8, ge=0, description="requests that move here at once")
+    move_stages_max: int = Field(3, ge=2, description="rounds of a live move, the last one with the request stopped")
+    move_final_pages: int = Field(2, ge=1, description="pages of KV that a live move sends with the request stopped")
+    move_timeout_s: float = Field(2.0, gt=0, description="deadline of what source and destination ask each other")
+    move_freeze_timeout_s: float = Field(
+        5.0, gt=0, description="time for the step boundary and the last round of a live move; then it stays"
+    )
+    move_retry_s: float = Field(0.2, gt=0, description="pause before it is asked again who owns a request")
+    reservation_s: float = Field(10.0, gt=0, description="how long a destination keeps room that nobody renews")
+    moved_kept_s: float = Field(
+        600.0, gt=0, description="how long it is remembered where a request went, if nobody says that it is over"
+    )
+    drain_retry_s: float = Field(1.0, gt=0, description="pause before a drain tries again to move a request")

@@ -7,11 +7,12 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from meshift.schemas.base import count_tokens
 from meshift.schemas.errors import InvalidRequest, Stale
-from meshift.schemas.identity import FrontendRef, RequestKey
+from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.limits import LOGPROB_MESSAGE_BYTES_MAX
 from meshift.schemas.logprobs import Logprobs
-from meshift.schemas.requests import Finish, Submit
+from meshift.schemas.requests import Finish, Priority, Sampling, Submit
 from meshift.services.worker.traces import RequestTrace
 
 TOMBSTONES_MAX = 100_000
@@ -24,8 +25,12 @@ class RequestRecord:
 
     key: RequestKey
     frontend: FrontendRef
+    prompt: bytes
+    """Packed."""
+    sampling: Sampling
+    priority: Priority
     base: int
-    """Index of the first token generated here: those before came with the submission."""
+    """Index of the first token generated in this attempt: those before came with the submission."""
     output: "array[int]" = field(default_factory=lambda: array("i"))
     finish: Finish | None = None
     sent_s: float = 0.0
@@ -36,6 +41,31 @@ class RequestRecord:
     """Superseded or cancelled by its frontend's fence: runs out, and nothing of it is sent."""
     trace: RequestTrace | None = None
     """None if nobody records it."""
+    came_from: Owner | None = None
+    """The instance that it moved here from, to be told when it is over."""
+    came_s: float | None = None
+    """When it moved here."""
+    moving: bool = False
+    """A move away is under way."""
+    fencing: bool = False
+    """Its frontend may have raised its attempt; whether it has, isn't known here yet."""
+    tried: set[Owner] = field(default_factory=set)
+    """Destinations whose engines refuse the next hop of this attempt, since a move there was given up."""
+
+    @property
+    def over(self) -> bool:
+        """It has ended, or is to end: nothing more is to be done for it."""
+        return self.muted or self.finish is not None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of its prompt."""
+        return count_tokens(self.prompt)
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far, of all attempts."""
+        return self.prompt_tokens + self.end
 
     @property
     def end(self) -> int:
@@ -69,6 +99,8 @@ class RequestTable:
         self._records: dict[str, RequestRecord] = {}
         self._muted: dict[RequestKey, RequestRecord] = {}
         """Superseded ones that the engine hasn't let go of."""
+        self._former: dict[RequestKey, RequestRecord] = {}
+        """By the keys under which the engine may still give events, while it learns the new ones."""
         self._closed: dict[str, tuple[int, int, float]] = {}
         """The newest (attempt, hop) closed here, and until when that is remembered."""
 
@@ -87,36 +119,59 @@ class RequestTable:
         record = self._records.get(key.request_id)
         if record is not None and record.key == key:
             return record
-        return self._muted.get(key)
+        return self._muted.get(key) or self._former.get(key)
 
-    def check_new(self, submit: Submit) -> bool:
-        """Whether the submission is new (False: a repetition of one that is here). Raises Stale if it is superseded."""
-        place = (submit.attempt, submit.hop)
-        record = self._records.get(submit.request_id)
-        if record is not None and record.key[1:] == place:
+    def find(self, request_id: str) -> RequestRecord | None:
+        """The request's record, whatever its attempt and hop."""
+        return self._records.get(request_id)
+
+    def check_new(self, key: RequestKey) -> bool:
+        """Whether that submission, or arrival, is new (False: a repetition of one that is here). Raises Stale if it is
+        superseded."""
+        record = self._records.get(key.request_id)
+        if record is not None and record.key == key:
             return False
         known = record.key[1:] if record is not None else (0, 0)
-        closed = self._closed.get(submit.request_id)
-        if place <= max(known, closed[:2] if closed else (0, 0)):
-            raise Stale(f"{submit.key} is superseded or was closed here")
+        closed = self._closed.get(key.request_id)
+        if key[1:] <= max(known, closed[:2] if closed else (0, 0)):
+            raise Stale(f"{key} is superseded or was closed here")
         return True
 
     def add(self, submit: Submit, base: int, trace: RequestTrace | None = None) -> RequestRecord | None:
         """Take a new submission in. Returns the older attempt's record that the engine must cancel, if any."""
-        older = self._records.pop(submit.request_id, None)
-        if older is not None and older.finish is None:
-            older.muted = True
-            self._muted[older.key] = older
-        else:
-            older = None
-        record = RequestRecord(submit.key, submit.frontend, base, trace=trace)
+        record = RequestRecord(
+            submit.key, submit.frontend, submit.prompt, submit.sampling, submit.priority, base, trace=trace
+        )
         if submit.sampling.logprobs is not None:
             record.logprobs = Logprobs(submit.sampling.logprobs)
-        self._records[submit.request_id] = record
+        return self.enter(record)
+
+    def enter(self, record: RequestRecord) -> RequestRecord | None:
+        """Take a new record in. Returns the older attempt's that the engine must cancel, if any."""
+        older = self._records.pop(record.key.request_id, None)
+        self._records[record.key.request_id] = record
+        if older is None or older.finish is not None:
+            return None
+        older.muted = True
+        self._muted[older.key] = older
         return older
 
+    def rekey(self, record: RequestRecord, attempt: int) -> None:
+        """Its frontend raised its attempt. Until `forget_former`, the engine's events may bear the old key too."""
+        self._former[record.key] = record
+        record.key = record.key._replace(attempt=attempt)
+
+    def forget_former(self, key: RequestKey) -> None:
+        """The engine uses the new key only."""
+        self._former.pop(key, None)
+
+    def leave(self, record: RequestRecord, now_s: float) -> None:
+        """It moved away: neither it nor its key come back, but by another move."""
+        self._bury(record.key, now_s)
+        self.discard(record.key)
+
     def discard(self, key: RequestKey) -> None:
-        """Take back an `add` that the engine refused."""
+        """Take back one that the engine refused."""
         record = self._records.get(key.request_id)
         if record is not None and record.key == key:
             del self._records[key.request_id]

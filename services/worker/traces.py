@@ -6,6 +6,7 @@ from opentelemetry import trace
 from meshift.backends.base import TokenEvent
 from meshift.schemas.base import count_tokens
 from meshift.schemas.identity import Owner
+from meshift.schemas.moves import MoveCommit
 from meshift.schemas.requests import Finish, Submit
 from meshift.tracing import names, spans
 
@@ -22,6 +23,11 @@ class RequestTrace:
         self._decode: spans.Span | None = None
         self._tokens = 0
 
+    @property
+    def span(self) -> spans.Span:
+        """For links, and for what belongs below it."""
+        return self._span
+
     def on_event(self, event: TokenEvent) -> None:
         """Tokens, or the finish, or both."""
         self._tokens += len(event.tokens)
@@ -29,6 +35,17 @@ class RequestTrace:
             self._first_tokens(event)
         if event.finish is not None:
             self._finish(event.finish)
+
+    def decodes(self) -> None:
+        """It came with its KV: there is nothing to wait for or to compute first."""
+        self._decode = self._tracer.start_span(names.DECODE, self._context)
+
+    def moved(self, destination: Owner) -> None:
+        """It goes on there."""
+        if self._span.is_recording():
+            self._span.set_attributes({names.USAGE_OUTPUT_TOKENS: self._tokens, names.DESTINATION: str(destination)})
+            self._span.add_event(names.EVENT_OWNER_CHANGED, {names.OWNER: str(destination)})
+            self._end()
 
     def abandon(self, reason: str) -> None:
         """The instance serves no more. Idempotent; harmless after the finish."""
@@ -70,8 +87,8 @@ class RequestTrace:
         self._span.end()
 
 
-def begin(tracer: spans.Tracer, submit: Submit, owner: Owner, resumed_from: int) -> RequestTrace | None:
-    """Of a submission that has just come, below its sender's span; None if nobody records it."""
+def begin(tracer: spans.Tracer, asked: Submit | MoveCommit, owner: Owner, resumed_from: int) -> RequestTrace | None:
+    """Of a submission that has just come, or of a move, below its sender's span; None if nobody records it."""
     if tracer is spans.NO_TRACER:
         return None
     span = tracer.start_span(names.GENERATE, kind=spans.SpanKind.SERVER)
@@ -79,15 +96,20 @@ def begin(tracer: spans.Tracer, submit: Submit, owner: Owner, resumed_from: int)
         return None
     span.set_attributes(
         {
-            names.REQUEST_ID: submit.request_id,
-            names.ATTEMPT: submit.attempt,
-            names.HOP: submit.hop,
+            names.REQUEST_ID: asked.request_id,
+            names.ATTEMPT: asked.attempt,
+            names.HOP: asked.hop,
             names.OWNER: str(owner),
             names.RESUMED_FROM: resumed_from,
-            names.USAGE_INPUT_TOKENS: count_tokens(submit.prompt),
+            names.USAGE_INPUT_TOKENS: count_tokens(asked.prompt),
         }
     )
-    return RequestTrace(tracer, span)
+    request = RequestTrace(tracer, span)
+    if isinstance(asked, MoveCommit):
+        span.set_attribute(names.SOURCE, str(asked.source))
+        if asked.computed:
+            request.decodes()
+    return request
 
 
 def _start_ns(span: spans.Span) -> int:

@@ -4,9 +4,10 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshift.backends.base import (
+    DeltaSent,
     Engine,
     EngineFailure,
     EngineInfo,
@@ -16,9 +17,12 @@ from meshift.backends.base import (
     MovableEngine,
     MoveBegun,
     MoveKey,
+    MoveRefused,
+    Refusal,
     Reserved,
     TokenEvent,
 )
+from meshift.kv_memory.layout import KvLayout
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
@@ -130,6 +134,12 @@ class Rig:
     """An output that is still being generated when a test cancels or moves it."""
     concurrency: int = 12
     """How many requests at once are many here."""
+    filler_prompts: Sequence[int] = ()
+    """Prompts of requests (with `long_tokens` of output) that fill the engine: while they run, a request with a prompt
+    of `waiter_tokens` waits. Where requests move, it fits beside the other engine's."""
+    waiter_tokens: int = 0
+    long_moves: int = 3
+    """How many long requests run and move at once."""
 
     def prompt(self, count: int | None = None) -> list[int]:
         """Random token ids."""
@@ -251,10 +261,17 @@ class MovePair:
     """A deadline of reservations that a slow move doesn't reach."""
     short_reservation_s: float
     """One that a test can wait for."""
+    headroom_tokens: int | None = None
+    """How far a request may get while the destination answers; four pages, if it isn't said."""
 
     def reversed(self) -> "MovePair":
         """The other direction."""
-        return MovePair(self.destination, self.source, self.reservation_s, self.short_reservation_s)
+        return replace(self, source=self.destination, destination=self.source)
+
+    @property
+    def headroom(self) -> int:
+        """To reserve beyond what is there, before a freeze."""
+        return self.headroom_tokens or 4 * self.source.info.page_size
 
     async def settle(self) -> None:
         """Both."""
@@ -266,6 +283,29 @@ def movable(rig: Rig) -> MovableEngine:
     """The rig's engine, which must be movable."""
     assert isinstance(rig.engine, MovableEngine)
     return rig.engine
+
+
+def layout_of(rig: Rig) -> KvLayout:
+    """Its layout, which a movable engine has."""
+    assert rig.info.layout is not None
+    return rig.info.layout
+
+
+async def starve(rig: Rig) -> MoveKey:
+    """Promise nearly all free memory away, to nobody; returns the reservation, to be aborted."""
+    key, left = MoveKey(f"starve-{next(_numbers)}", 1, 1), rig.info.page_size
+    while True:
+        load = rig.engine.load()
+        try:
+            slots = max(1, load.free + load.cached - left)
+            await movable(rig).reserve(key, layout_of(rig), (), slots, 10 * rig.timeout_s)
+        except MoveRefused as refused:
+            if refused.refusal is not Refusal.NO_ROOM or slots == 1:
+                raise
+            # What runs goes on taking memory meanwhile.
+            left *= 2
+        else:
+            return key
 
 
 @dataclass
@@ -290,35 +330,49 @@ class Mover:
         return self.begun
 
     async def reserve(self, slots: int | None = None, deadline_s: float | None = None) -> Reserved:
+        """Room for what is there and two pages more, or for so many tokens; with 0 slots for the state only."""
         assert self.begun is not None
-        known = self.begun.tokens
+        known = () if slots == 0 else self.begun.tokens
         room = len(known) + min(2 * self.pair.source.info.page_size, self.begun.growth_max)
+        before = self.reserved
         self.reserved = await movable(self.pair.destination).reserve(
-            self.key, known, slots or room, deadline_s or self.pair.reservation_s
+            self.key,
+            layout_of(self.pair.source),
+            known,
+            room if slots is None else slots,
+            self.pair.reservation_s if deadline_s is None else deadline_s,
         )
+        assert self.reserved.slots >= (room if slots is None else slots)
+        assert before is None or before.targets in (self.reserved.targets, ())
         self.next = max(self.next, self.reserved.cached)
         return self.reserved
 
-    async def copy(self) -> int:
-        """One round; how many tokens it carried."""
+    async def copy(self) -> DeltaSent:
+        """One round."""
         assert self.reserved is not None
-        sent = await movable(self.pair.source).send_delta(self.key, self.next, self.reserved.targets)
-        checksum = await movable(self.pair.destination).applied(
-            self.key, sent.watermark, self.pair.destination.timeout_s
-        )
-        assert checksum == sent.checksum
-        assert sent.start == self.next <= sent.end
+        sent = await movable(self.pair.source).send_delta(self.key, self.next, self.reserved)
+        assert self.next == sent.start <= sent.end <= self.reserved.slots
+        assert (sent.byte_count > 0) == (sent.end > sent.start)
         self.next = sent.end
-        return sent.end - sent.start
+        return sent
 
-    async def freeze(self) -> FrozenRequest:
-        self.frozen = await movable(self.pair.source).freeze(self.key)
-        output = self.frozen.output
-        assert self.frozen.computed == len(self.request.prompt) + len(output) - 1
+    async def freeze(self, *, state_only: bool = False) -> FrozenRequest:
+        """Out of the batch, and the rest sent."""
+        assert self.begun is not None
+        reserved = None if state_only else self.reserved
+        frozen = self.frozen = await movable(self.pair.source).freeze(self.key, self.next, reserved)
+        output = frozen.output
+        # Everything up to the freeze has reached the listener by now.
         stream = self.pair.source.listener.streams[self.request.key]
-        await self.pair.source.produced(stream, len(output) - stream.first)
         assert tuple(stream.tokens) == output[stream.first :]
-        return self.frozen
+        if reserved is None or not self.begun.tokens:
+            assert (frozen.computed, frozen.delta) == (0, None)
+        else:
+            assert frozen.computed == len(self.request.prompt) + len(output) - 1
+            assert frozen.delta is not None
+            assert (frozen.delta.start, frozen.delta.end) == (self.next, frozen.computed)
+        assert frozen.frozen_ns > 0
+        return frozen
 
     def arrival(self) -> EngineRequest:
         """The request as it will run at the destination."""
@@ -327,14 +381,18 @@ class Mover:
         return EngineRequest(self.key.destination, old.prompt, self.frozen.output, old.sampling, old.priority)
 
     async def commit(self) -> tuple[EngineRequest, Stream]:
+        """The request and its stream at the destination."""
         assert self.frozen is not None
         request = self.arrival()
         stream = self.pair.destination.listener.open(request.key, len(request.output))
         try:
-            await movable(self.pair.destination).commit(self.key, self.frozen, request)
+            committed = await movable(self.pair.destination).commit(
+                self.key, self.frozen, request, self.pair.destination.timeout_s
+            )
         except BaseException:
             del self.pair.destination.listener.streams[request.key]
             raise
+        assert committed.runnable_ns >= self.frozen.frozen_ns
         return request, stream
 
     async def release(self) -> None:
@@ -347,8 +405,11 @@ class Mover:
         old = self.request
         now = old.key if attempt is None else old.key._replace(attempt=attempt)
         streams = self.pair.source.listener.streams
-        streams[now] = streams.pop(old.key)
+        # Tokens of the old attempt may still come until it returns.
+        streams[now] = streams[old.key]
         await movable(self.pair.source).resume(self.key, now.attempt)
+        if now != old.key:
+            del streams[old.key]
         return EngineRequest(now, old.prompt, old.output, old.sampling, old.priority)
 
     async def run(self) -> tuple[EngineRequest, Stream]:
@@ -356,11 +417,21 @@ class Mover:
         await self.begin()
         await self.reserve()
         await self.copy()
-        await self.reserve(self.next + 4 * self.pair.source.info.page_size)
-        await self.copy()
-        frozen = await self.freeze()
-        await self.reserve(frozen.computed + 1)
-        await self.copy()
+        return await self.finish()
+
+    async def finish(self) -> tuple[EngineRequest, Stream]:
+        """From a live round on: freeze, commit, release."""
+        await self.reserve(self.next + self.pair.headroom)
+        await self.freeze()
+        arrived = await self.commit()
+        await self.release()
+        return arrived
+
+    async def run_state_only(self) -> tuple[EngineRequest, Stream]:
+        """The same without KV."""
+        await self.begin()
+        await self.reserve(0)
+        await self.freeze(state_only=True)
         arrived = await self.commit()
         await self.release()
         return arrived

@@ -35,7 +35,16 @@ async def start_rig(engine: SimEngine, timeout_s: float = 600.0) -> Rig:
     """A started engine, in the suite's sizes."""
     listener = CollectingListener()
     info = await engine.start(listener)
-    return SimRig(engine, info, listener, random.Random(SEED), (3, info.model.vocabulary_size), timeout_s)
+    return SimRig(
+        engine,
+        info,
+        listener,
+        random.Random(SEED),
+        (3, info.model.vocabulary_size),
+        timeout_s,
+        filler_prompts=(13_000,),
+        waiter_tokens=1_000,
+    )
 
 
 @pytest.fixture(params=MODES, ids=lambda mode: f"{'skip' if mode[0] else 'single'}-{mode[1]}")
@@ -84,7 +93,14 @@ class TestMoves(EngineMoveSuite):
     @pytest.fixture
     async def pair(self, mode: tuple[bool, Emit], fabric: MemoryFabric) -> AsyncIterator[MovePair]:
         source, destination = [
-            await start_rig(SimEngine(transport=MemoryTransport(fabric, location), skip_steps=mode[0], emit=mode[1]))
+            await start_rig(
+                SimEngine(
+                    transport=MemoryTransport(fabric, location),
+                    skip_steps=mode[0],
+                    emit=mode[1],
+                    verify_moves=mode[0],
+                )
+            )
             for location in ("source", "destination")
         ]
         pair = MovePair(source, destination, reservation_s=10.0, short_reservation_s=0.2)

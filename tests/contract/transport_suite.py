@@ -313,3 +313,14 @@ class TransportSuite:
         sender, receiver = ends
         address = receiver.open_transfer("move", Inbox())
         await self.refused(sender, replace(address, scheme="pigeon"), make_patch())
+
+    # ---- threads ----
+
+    async def test_transfers_open_and_close_from_another_thread(self, ends: Ends) -> None:
+        sender, receiver = ends
+        inbox = Inbox()
+        address = await asyncio.to_thread(receiver.open_transfer, "move", inbox)
+        await sender.send(address, make_patch(watermark=1), timeout_s=TIMEOUT_S)
+        await asyncio.to_thread(receiver.close_transfer, "move")
+        await self.refused(sender, address, make_patch(watermark=2))
+        assert inbox.watermarks == [1]

@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_module(wheel_names: set[str]) -> None:
         f"meshift/{path.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".cpp", ".json")
+        if path.suffix in (".py", ".cpp", ".h", ".json")
     }
     assert modules
     assert modules <= wheel_names

@@ -12,9 +12,15 @@ from typing import Any
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from meshift.backends.sglang import wire
+from meshift.backends.base import Refusal
+from meshift.backends.sglang import wire, wire_moves
 from meshift.backends.sglang.plugin import accounting, grammar, outputs, requests
+from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.context import RankContext
+from meshift.backends.sglang.plugin.data_plane import DataPlane
+from meshift.backends.sglang.plugin.kv import RankKv, describe
+from meshift.backends.sglang.plugin.moves_in import MovesIn
+from meshift.backends.sglang.plugin.moves_out import MovesOut
 from meshift.schemas.base import count_tokens
 
 HEARTBEAT_S = 0.25
@@ -35,7 +41,21 @@ class RankAgent:
         self._queue_changed = False
         self._flush_wanted = False
         self._reported_s = 0.0
+        self._batches = Batches(scheduler, lambda: self.iteration)
         self.iteration = -1
+        self.rank = context.rank
+        self.step_ended_ns = 0
+        """Monotonic time at which the last step's results were processed."""
+        self.prefill_tokens = 0
+        """Whose KV prefill steps have computed since the start."""
+        self.moves_out: MovesOut
+        self.moves_in: MovesIn
+
+    def start_moving(self, data: DataPlane) -> None:
+        """The KV pool exists: requests may leave and arrive."""
+        kv = RankKv(self._scheduler.token_to_kv_pool_allocator.get_kvcache(), describe(self._scheduler))
+        self.moves_out = MovesOut(self._scheduler, self, self._batches, kv, data)
+        self.moves_in = MovesIn(self._scheduler, self, self._batches, kv, data)
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         """What SGLang's dispatcher calls for each command."""
@@ -44,6 +64,18 @@ class RankAgent:
             wire.Cancel: self._cancel,
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
+            wire.ResizeKv: self._resize,
+            wire.Commit: self._commit,
+            wire_moves.BeginMove: self.moves_out.begin,
+            wire_moves.SendDelta: self.moves_out.send,
+            wire_moves.Freeze: self.moves_out.freeze,
+            wire_moves.Release: self.moves_out.release,
+            wire_moves.Resume: self.moves_out.resume,
+            wire_moves.Reserve: self.moves_in.reserve,
+            wire_moves.HashReserved: self.moves_in.hash_reserved,
+            wire_moves.Quiesce: self.moves_in.quiesce,
+            wire_moves.Unreserve: self.moves_in.unreserve,
+            wire_moves.Recall: self.moves_in.recall,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -63,16 +95,34 @@ class RankAgent:
         if len(self._rows) or self._queue_changed or overdue:
             self._report()
 
-    def end_step(self) -> None:
-        """After a step's results were processed."""
+    def end_step(self, prefilled: int = 0) -> None:
+        """After a step's results were processed, which computed the KV of `prefilled` tokens, if it was a prefill."""
+        self.prefill_tokens += prefilled
+        self.step_ended_ns = time.monotonic_ns()
         self._report()
+
+    def at_boundary(self, running_batch: Any) -> Any:
+        """Before the next batch of this micro-batch is chosen: its running batch without those that leave now, and
+        with those that enter."""
+        self.moves_out.act()
+        return self._batches.merge_into(running_batch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no move holds anything here."""
+        return not (len(self._batches) or self.moves_out.frozen or len(self.moves_in.reservations))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the next boundary brings anything by itself."""
+        return bool(len(self._batches)) or self.moves_out.has_work
 
     def _report(self) -> None:
         self._queue_changed = False
         self._reported_s = time.monotonic()
         if not self._context.leads:
             return
-        load = accounting.measure(self._scheduler, self._live, self._submits_seen)
+        load = accounting.measure(self)
         has_rows = len(self._rows) > 0
         self._context.outbox.send(self._rows.take(self.iteration, load) if has_rows else load)
 
@@ -110,6 +160,11 @@ class RankAgent:
             return
         self._cancelled.add(command.rid)
         self._queue_changed = True
+        if self.moves_out.cancel(req):
+            return
+        if req in self._batches.entering:
+            req.to_finish = FINISH_ABORT()
+            return
         self._scheduler.abort_request(AbortReq(rid=command.rid))
         heard = command.rid not in self._live or req.to_finish is not None
         if not heard and self._scheduler._pending_chunked_abort_req is not req:
@@ -123,10 +178,14 @@ class RankAgent:
                 rank=self._context.rank,
                 nonce=command.nonce,
                 iteration=self.iteration,
-                fingerprint=accounting.fingerprint(self._scheduler, self._live),
-                problems=accounting.find_problems(self._scheduler, self._live.values()),
+                fingerprint=accounting.fingerprint(self),
+                problems=accounting.find_problems(self),
             )
         )
+
+    def _resize(self, command: wire.ResizeKv) -> None:
+        self._queue_changed = True
+        self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
 
     def _flush_cache(self, command: wire.FlushCache) -> None:
         self._flush_wanted = True
@@ -138,6 +197,57 @@ class RankAgent:
         elif self._scheduler.is_fully_idle() and self._scheduler.flush_cache():
             self._flush_wanted = False
             self._queue_changed = True
+
+    def _commit(self, command: wire.Commit) -> None:
+        self._queue_changed = True
+        self.moves_in.commit(command)
+
+    # ---- what moves need ----
+
+    @property
+    def scheduler(self) -> Any:
+        """SGLang's."""
+        return self._scheduler
+
+    @property
+    def live(self) -> dict[str, Any]:
+        """Requests that haven't ended here, by SGLang's ids."""
+        return self._live
+
+    @property
+    def submits_seen(self) -> int:
+        """Submits taken out of the stream."""
+        return self._submits_seen
+
+    def find(self, rid: str) -> Any:
+        """A live request, or None."""
+        return self._live.get(rid)
+
+    def forget(self, req: Any) -> None:
+        """It doesn't live here any more, and nobody is told."""
+        self._live.pop(req.rid, None)
+        self._cancelled.discard(req.rid)
+        self._queue_changed = True
+
+    def note_load_changed(self) -> None:
+        """Report the load when the commands at hand are done."""
+        self._queue_changed = True
+
+    def answer(self, kind: Callable[..., wire.Report], nonce: int, **fields: Any) -> None:
+        """Tell the worker, as every rank does."""
+        self._context.outbox.send(kind(rank=self.rank, nonce=nonce, iteration=self.iteration, **fields))
+
+    def refuse_move(self, nonce: int, refusal: Refusal, message: str) -> None:
+        """Tell the worker that nothing was done."""
+        self.answer(wire_moves.Refused, nonce, refusal=refusal.value, message=message)
+
+    def flush_tokens(self, req: Any) -> None:
+        """Report all tokens of a request, also those that were held back because they may begin a stop string."""
+        start, req.send_token_offset = req.send_token_offset, len(req.output_ids)
+        if start < len(req.output_ids):
+            self._add_row(req, start, req.output_ids[start:], None)
+        if len(self._rows):
+            self._report()
 
     # ---- life of a request ----
 

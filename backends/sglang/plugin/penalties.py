@@ -4,7 +4,7 @@ SGLang's penalizers count what a request gives while it decodes. A request that 
 SGLang, or resumed here after another instance) would start from nothing; `replay_output` counts its output in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,16 +33,49 @@ def fix_order(info: Any) -> None:
 
 
 def replay_output(info: Any, batch: Any) -> None:
-    """Count earlier output into a prefill batch's new penalizers. Does nothing for requests without output."""
-    if not batch.forward_mode.is_extend():
+    """Count earlier output into the new penalizers of a prefill batch, or of a request that enters with its KV. Does
+    nothing for requests without output."""
+    enters = batch.forward_mode.is_prebuilt()
+    if not (batch.forward_mode.is_extend() or enters):
         return
     orchestrator = info.penalizer_orchestrator
     if orchestrator is None or not orchestrator.is_required:
         return
     for row, request in enumerate(batch.reqs):
         tokens = counted_tokens(request.origin_input_ids, request.output_ids, batch.enable_overlap)
+        if enters:
+            # The step that follows counts the last token of the output. With the overlap scheduler that is one token
+            # too early, and the step after it counts it again.
+            request.mesh.skips_count = batch.enable_overlap
+            tokens = tokens if batch.enable_overlap else tokens[:-1]
         if tokens:
             _count(orchestrator, row, torch.tensor(tokens, dtype=torch.int64, device=batch.device))
+
+
+def count_step(original: Callable[[Any], None], batch: Any) -> None:
+    """Around `ScheduleBatch.cumulate_penalty_output_tokens`: a step that counts nothing for some requests."""
+    rows = [row for row, request in enumerate(batch.reqs) if request.mesh.skips_count]
+    penalizers = batch.sampling_info.penalizer_orchestrator.penalizers.values()
+    counts = [count for penalizer in penalizers if penalizer.is_prepared() for count in _counts(penalizer)]
+    kept = [(count, row, count[row].clone()) for count in counts for row in rows]
+    original(batch)
+    for count, row, value in kept:
+        count[row] = value
+    for row in rows:
+        batch.reqs[row].mesh.skips_count = False
+
+
+_COUNTS = (
+    "cumulated_frequency_penalties",
+    "cumulated_presence_penalties",
+    "cumulated_repetition_penalties",
+    "len_output_tokens",
+)
+
+
+def _counts(penalizer: Any) -> list[torch.Tensor]:
+    """What a penalizer has counted, one row a request."""
+    return [getattr(penalizer, name) for name in _COUNTS if hasattr(penalizer, name)]
 
 
 def _count(orchestrator: Any, row: int, tokens: torch.Tensor) -> None:

@@ -5,6 +5,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from meshift.backends.sglang.plugin.activate import CPU_ATTENTION_NAME
+
 
 class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     """An out-of-tree platform. SGLang's in-tree CPU mode needs a compiled kernel package that isn't on PyPI."""
@@ -18,6 +20,14 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         """No device to pin host memory for."""
         return False
 
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        """Ours for plain K and V."""
+        if kind != "mha":
+            return None
+        from meshift.backends.sglang.plugin.pool import pool_class
+
+        return pool_class()
+
     def get_default_attention_backend(self) -> str:
-        """SGLang's loop over `scaled_dot_product_attention`."""
-        return "torch_native"
+        """Our own; it falls back to SGLang's `torch_native` by itself."""
+        return CPU_ATTENTION_NAME

@@ -52,13 +52,14 @@ def _sampling_params(fields: wire.SamplingFields) -> Any:
     values["sampling_seed"] = values.pop("seed")
     values["stop"] = values["stop"] or None
     values["stop_token_ids"] = set(values["stop_token_ids"]) or None
+    values["logit_bias"] = values["logit_bias"] or None
     return SamplingParams(**values)
 
 
 class RequestState:
     """What we keep on SGLang's request (as `req.mesh`)."""
 
-    __slots__ = ("earlier", "just_resumed", "logprobs", "preempted_ns", "preemption_loss_ns", "ticket")
+    __slots__ = ("earlier", "just_resumed", "logprobs", "preempted_ns", "preemption_loss_ns", "skips_count", "ticket")
 
     def __init__(self, ticket: int, earlier: int, logprobs: int | None) -> None:
         self.ticket = ticket
@@ -69,6 +70,8 @@ class RequestState:
         """How many likeliest tokens to give beside each; None: no log-probabilities."""
         self.preempted_ns: int | None = None
         self.preemption_loss_ns = 0
+        self.skips_count = False
+        """Whether the next step must not count a token for its penalties."""
 
 
 def adopt(req: Any, received: MeshGenerateReqInput) -> None:

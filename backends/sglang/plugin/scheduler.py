@@ -8,14 +8,14 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
+from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
+from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
-
-COMPUTE_NICENESS = 5
-"""Of a rank's computing threads. On full cores the worker and the rank's own sockets must not wait behind them."""
-
-REQUEST_SLACK_TOKENS = 2
-"""SGLang keeps the last two positions of the context, and as many slots, out of use."""
+from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
+from meshift.backends.sglang.plugin.data_plane import DataPlane
+from meshift.backends.sglang.plugin.kv import describe
+from meshift.kv_memory.transport import TransportLimits
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]
@@ -26,7 +26,15 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_ipc_channels(self, port_args: Any) -> None:
         super().init_ipc_channels(port_args)
         self._drop_load_snapshot(port_args)
-        self.agent = RankAgent(self, context.current())
+        here = context.current()
+        self.agent = RankAgent(self, here)
+        self.data_plane = DataPlane(
+            here.rank,
+            here.data_host,
+            lambda: context.Outbox(here.reports_address),
+            TransportLimits(bytes_per_s=here.data_bytes_per_s),
+        )
+        self.data_plane.start()
         # The sockets' threads exist now, the computing ones don't yet: only those are born with this.
         os.setpriority(os.PRIO_PROCESS, 0, COMPUTE_NICENESS)
 
@@ -46,6 +54,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
+        self.agent.start_moving(self.data_plane)
         self._request_dispatcher._mapping.update(self.agent.handlers())
 
     def init_grammar_manager(self) -> None:
@@ -77,6 +86,8 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
 
     def get_init_info(self) -> dict[str, Any]:
         self._check_supported()
+        self.kv_capacity = KvCapacity(self)
+        self.kv_capacity.start_with(os.environ.get(CAPACITY_VARIABLE))
         ours = {
             "capacity": self.max_total_num_tokens,
             "page_size": self.page_size,
@@ -84,6 +95,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             "vocabulary_size": self.model_config.vocab_size,
             "layers": self.model_config.num_hidden_layers,
             "obeys_schemas": self.grammar_manager.grammar_backend is not None,
+            "share": describe(self),
         }
         return {**super().get_init_info(), "meshift": ours}
 
@@ -95,12 +107,26 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         self.agent.end_ingest()
         return received
 
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        return super().get_next_batch_to_run(running_batch=self.agent.at_boundary(running_batch), last_batch=last_batch)
+
     def process_batch_result(self, batch: Any, result: Any) -> None:
+        prefilled = batch.extend_num_tokens if batch.forward_mode.is_extend() else 0
         super().process_batch_result(batch, result)
-        self.agent.end_step()
+        self.agent.end_step(prefilled)
 
     def publish_load_snapshot(self, force: bool = False) -> None:
         return None
+
+    def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
+        idle: bool = super().is_fully_idle(for_health_check, ignore_waiting)
+        return idle and self.agent.is_idle
+
+    def on_idle(self) -> None:
+        super().on_idle()
+        if not self.agent.is_idle and not self.agent.has_work and super().is_fully_idle():
+            # Nothing but reservations and frozen requests, for which the next command is awaited.
+            self.maybe_sleep_on_idle()
 
     def maybe_sleep_on_idle(self) -> None:
         """Sleep until a command comes or the next heartbeat is due. The leading rank only: later ones wait for it,
@@ -116,11 +142,17 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return req
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
-        if not is_retracted and self.agent.ends_on_arrival(req):
+        if not is_retracted and (self.agent.moves_in.arrives(req) or self.agent.ends_on_arrival(req)):
             return
         super()._add_request_to_queue(req, is_retracted)
         if is_retracted:
             self.agent.note_preemption(req)
+
+    def requeue(self, req: Any) -> None:
+        """Put a request back into the queue, at its old place."""
+        entered = req.time_stats.wait_queue_entry_time
+        super()._add_request_to_queue(req)
+        req.time_stats.wait_queue_entry_time = entered
 
     def send_abort_output(self, abort_req: Any, req: Any) -> None:
         self.agent.record_abort(req, abort_req.finished_reason)

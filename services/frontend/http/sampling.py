@@ -1,5 +1,6 @@
 """From a request to the mesh's sampling parameters and output limit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -33,6 +34,8 @@ class Room:
     param: str
     prompt: int
     context_max: int
+    vocabulary: int
+    """Token ids that the model has."""
 
 
 def to_sampling(request: Generation, room: Room, *, output_default: int, **more: object) -> Sampling:
@@ -41,6 +44,8 @@ def to_sampling(request: Generation, room: Room, *, output_default: int, **more:
     limit = _output_limit(request, room, output_default)
     values: dict[str, object] = {"max_new_tokens": limit, "stop": tuple(request.stop or ()), **more}
     values.update({name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None})
+    if request.logit_bias:
+        values["logit_bias"] = _biases(request.logit_bias, room)
     if request.top_k is not None:
         values["top_k"] = request.top_k or -1  # 0 switches it off, too
     if request.min_tokens is not None:
@@ -53,6 +58,15 @@ def to_sampling(request: Generation, room: Room, *, output_default: int, **more:
     except ValidationError as error:
         # What can still fail has the same name on both sides.
         raise first_violation(error) from error
+
+
+def _biases(wanted: Mapping[str, float], room: Room) -> tuple[tuple[int, float], ...]:
+    biases = tuple(sorted((int(token), bias) for token, bias in wanted.items()))
+    largest, _ = biases[-1]
+    if largest >= room.vocabulary:
+        message = f"logit_bias has token {largest}, but the model has {room.vocabulary}"
+        raise InvalidRequest(message, param="logit_bias")
+    return biases
 
 
 def of_choice(sampling: Sampling, index: int) -> Sampling:

@@ -211,4 +211,4 @@ def _room(param: str, prompt: Sequence[int], model: ModelInfo) -> Room:
     if largest >= model.vocabulary_size:
         message = f"{param} has token {largest}, but the model has {model.vocabulary_size}"
         raise InvalidRequest(message, param=param)
-    return Room(param, len(prompt), model.context_tokens_max)
+    return Room(param, len(prompt), model.context_tokens_max, model.vocabulary_size)

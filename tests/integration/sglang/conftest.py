@@ -16,7 +16,7 @@ import pytest_asyncio
 from meshift.backends.sglang.engine import SglangEngine
 from meshift.backends.sglang.models import make_random_llama, prepare_smollm2
 from meshift.backends.sglang.settings import SglangSettings
-from tests.contract.engine_kit import CollectingListener, Rig
+from tests.contract.engine_kit import CollectingListener, MovePair, Rig
 
 SEED = 11
 STOP_DEADLINE_S = 10.0
@@ -24,6 +24,16 @@ REQUEST_TIMEOUT_S = 90.0
 END_S_MAX = 2.0
 CAPACITY_TOKENS = 1200
 """Small enough that many requests at once queue and preempt each other."""
+
+FILLER_PROMPTS = (450, 450)
+WAITER_TOKENS = 400
+"""Not enough is left for it beside the fillers."""
+
+LONG_TOKENS = 100
+RESERVATION_S = 60.0
+SHORT_RESERVATION_S = 0.3
+HEADROOM_TOKENS = 60
+"""The small model makes some hundred tokens a second."""
 
 
 @pytest.fixture(scope="session")
@@ -63,12 +73,22 @@ async def running(model: Path, log_dir: Path, **settings: Any) -> AsyncIterator[
         await engine.stop(STOP_DEADLINE_S)
 
 
+@contextlib.asynccontextmanager
+async def moving(model: Path, log_dir: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """An engine for the suite of moves; it compares at both ends what it moves."""
+    # Admits more than fits, so that requests are preempted.
+    chosen = {"verify_moves": True, "extra_server_args": {"schedule_conservativeness": 0.1}, **settings}
+    async with running(model, log_dir, **chosen) as rig:
+        rig.filler_prompts = FILLER_PROMPTS
+        rig.waiter_tokens = WAITER_TOKENS
+        rig.long_tokens = LONG_TOKENS
+        yield rig
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def base_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     """One rank, page size 1, prefix cache: what the others are compared with."""
-    # Admits more than fits, so that requests are preempted.
-    greedy = {"schedule_conservativeness": 0.1}
-    async with running(random_llama, tmp_path_factory.mktemp("base"), extra_server_args=greedy) as rig:
+    async with moving(random_llama, tmp_path_factory.mktemp("base"), capacity_tokens=CAPACITY_TOKENS) as rig:
         yield rig
 
 
@@ -77,6 +97,20 @@ async def base(base_engine: Rig) -> AsyncIterator[Rig]:
     """`base_engine`, left idle and whole by each test."""
     yield base_engine
     await base_engine.settle()
+
+
+def pair_of(source: Rig, destination: Rig) -> MovePair:
+    """Two of these engines, between which requests move."""
+    return MovePair(source, destination, RESERVATION_S, SHORT_RESERVATION_S, HEADROOM_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def text_of(smollm2: Path) -> Callable[[Sequence[int]], str]:
+    """Token ids to text, without special tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    return lambda tokens: str(tokenizer.decode(list(tokens)))
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,20 @@ async def test_resume_below_and_above_min_new_tokens(base: Rig) -> None:
     await check_resumes(base, prompt, cuts, **fields)
 
 
+async def test_resume_with_biases(base: Rig) -> None:
+    prompt = base.prompt()
+    undisturbed = (await generate(base, prompt)).tokens
+    unwanted, wanted = set(undisturbed), next(token for token in range(9, 99) if token not in undisturbed)
+    never: dict[str, Any] = {"logit_bias": tuple((token, -100.0) for token in sorted(unwanted))}
+    whole = await check_resumes(base, prompt, cuts=(1, 13, 39), **never)
+    assert not unwanted & set(whole.tokens)
+    only = await check_resumes(base, prompt, cuts=(7,), logit_bias=((wanted, 100.0),))
+    assert only.tokens == [wanted] * TOKENS
+    beside = submit(base, prompt), submit(base, prompt, **never), submit(base, base.prompt(), temperature=1.0, seed=1)
+    free, biased, _ = await results(base, *beside)
+    assert (free.tokens, biased.tokens) == (undisturbed, whole.tokens)
+
+
 async def test_resume_before_a_stop_token(base: Rig) -> None:
     prompt = base.prompt()
     undisturbed = (await generate(base, prompt)).tokens

@@ -1,5 +1,6 @@
 """The arithmetic and the fairness of the overhead benchmark; the servers themselves are too slow for here."""
 
+import asyncio
 import os
 import random
 import subprocess
@@ -9,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from meshift.backends.sglang.arguments import server_arguments
+from meshift.backends.sglang.arguments import COMPUTE_NICENESS, server_arguments
 from meshift.backends.sglang.plugin.activate import CPU_PLATFORM_VARIABLE, ENGINE_VARIABLE
-from meshift.benchmarks.bare_sglang import command_line, environment
+from meshift.benchmarks.bare_sglang import (
+    BareServer,
+    BareServerError,
+    be_nice,
+    command_line,
+    computing_processes,
+    environment,
+)
 from meshift.benchmarks.bench_serving import Load, LoadError, check_result
 from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s, tree
 from meshift.benchmarks.overhead import Samples, alternating, paired, quiet_or_not, short_chat, summary
@@ -87,6 +95,27 @@ def test_the_bare_server_is_stock() -> None:
     assert ENGINE_VARIABLE not in bare
     assert bare[CPU_PLATFORM_VARIABLE] == "1"
     assert bare["OMP_NUM_THREADS"]
+
+
+async def test_the_bare_server_is_as_nice_as_a_rank_of_the_mesh() -> None:
+    """A process by the name of SGLang's scheduler, below another one that is left alone."""
+    sleep = "import sys; sys.stdin.read()"
+    spawn = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, 'sglang::scheduler'])"
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", spawn, stdin=asyncio.subprocess.PIPE)
+    assert parent.stdin is not None
+    server = BareServer("", parent, Path())
+    try:
+        async with asyncio.timeout(20):
+            while not (computing := computing_processes(server)):
+                await asyncio.sleep(0.01)
+        be_nice(server, COMPUTE_NICENESS)
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in computing] == [COMPUTE_NICENESS]
+        assert os.getpriority(os.PRIO_PROCESS, parent.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    finally:
+        parent.stdin.close()
+        await parent.wait()
+    with pytest.raises(BareServerError):
+        be_nice(server, COMPUTE_NICENESS)
 
 
 def test_a_loaded_machine_is_named() -> None:

@@ -79,6 +79,12 @@ def test_what_is_copied_exists_and_is_sent_to_the_engine() -> None:
             assert any(source == line[1:] or source.startswith(f"{line[1:]}/") for line in ignored if line[:1] == "!")
 
 
+def test_every_room_is_in_the_wheel() -> None:
+    copied = re.findall(r"^COPY (\S+) \1$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
+    rooms = [path.name for path in (ROOT / "src" / "meshift").iterdir() if path.is_symlink()]
+    assert set(rooms) <= set(copied)
+
+
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_every_variable_is_a_setting_and_its_default_is_valid(name: str) -> None:
     environment = dict(SERVICES[name]["environment"]) | GPU_SERVICES.get(name, {}).get("environment", {})
@@ -138,6 +144,14 @@ def test_only_the_proxy_and_the_tools_are_reachable_and_on_loopback_by_default()
     assert set(ports) == {"proxy", "jaeger", "prometheus", "grafana"}
     for mapped in ports.values():
         assert all(default_of(port).startswith("127.0.0.1:") for port in mapped)
+
+
+@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.gpu.yml"])
+def test_every_variable_is_told_of(name: str) -> None:
+    variables = set(re.findall(r"\$\{(\w+)", (COMPOSE / name).read_text()))
+    told = (ROOT / "docs" / "compose.md").read_text()
+    assert variables
+    assert not {variable for variable in variables if f"`{variable}`" not in told}
 
 
 def test_docker_compose_1_reads_it() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshift.schemas.errors import InternalError, InvalidRequest
-from meshift.schemas.identity import Owner
+from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.logprobs import Logprobs
+from meshift.schemas.moves import Fence, FenceVerdict
 from meshift.schemas.requests import Finish, FinishReason, Sampling
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.streams import (
@@ -116,14 +117,111 @@ def test_verdicts() -> None:
     assert stream.judge(2, 0, A) is Verdict.STALE
 
 
-def test_a_move_hands_over_and_makes_the_old_owner_stale() -> None:
+def test_a_move_hands_over_and_the_old_owner_may_finish_its_part() -> None:
     stream = new_stream()
     stream.take(0, [1], None, now_s=0.0)
-    stream.adopt(1, B, 1.0)
-    assert stream.judge(1, 0, A) is Verdict.STALE
+    stream.adopt(1, B, 3, 1.0)
     assert stream.judge(1, 1, B) is Verdict.CURRENT
-    stream.take(1, [2], None, now_s=1.0)
-    assert list(stream.output) == [1, 2]
+    assert stream.judge(1, 0, A) is Verdict.FORMER
+    assert stream.judge(1, 0, B) is Verdict.STALE
+    assert stream.judge(1, 1, A) is Verdict.STALE
+    stream.take(3, [4], None, now_s=1.0)
+    assert list(stream.output) == [1]
+    # What lies behind the move isn't the old owner's to say.
+    assert stream.take_former(1, [2, 3, 99, 99])
+    assert list(stream.output) == [1, 2, 3, 4]
+    assert not stream.take_former(4, [99])
+    assert not stream.take_former(0, [99])
+    assert list(stream.output) == [1, 2, 3, 4]
+
+
+def test_the_former_owner_is_asked_first_and_once() -> None:
+    stream = new_stream()
+    stream.take(0, [1], None, now_s=0.0)
+    assert stream.whom_to_ask() == (RequestKey("r", 1, 0), A)
+    stream.adopt(1, B, 3, 1.0)
+    assert stream.whom_to_ask() == (RequestKey("r", 1, 0), A)
+    assert stream.former is not None
+    stream.former.asked = True
+    assert stream.whom_to_ask() == (RequestKey("r", 1, 1), B)
+    stream.former.asked = False
+    stream.take_former(1, [2, 3])
+    assert stream.whom_to_ask() == (RequestKey("r", 1, 1), B)
+
+
+def test_a_request_that_moves_before_its_submission_is_answered_runs() -> None:
+    stream = new_stream(running=False)
+    stream.begin_attempt(A, 0.0)
+    stream.adopt(1, B, 0, 1.0)
+    assert stream.state is StreamState.RUNNING
+    stream.enter(StreamEvent.OWNER_LOST)
+    assert stream.given_up
+    # It had moved on from there.
+    stream.adopt(2, A, 0, 1.0)
+    assert stream.state is StreamState.RUNNING
+    assert not stream.given_up
+
+
+def fence(attempt: int = 1, hop: int = 1, source: Owner = A, destination: Owner = B) -> Fence:
+    return Fence(
+        request_id="r",
+        attempt=attempt,
+        hop=hop,
+        source=source,
+        destination=destination,
+        frontend=FrontendRef(frontend_id="f", incarnation=1),
+    )
+
+
+def test_a_fence_before_the_new_owner_spoke_raises_the_attempt() -> None:
+    stream = new_stream()
+    stream.take(0, [1], None, now_s=0.0)
+    assert stream.fence(fence(), 1.0) is FenceVerdict.RAISED
+    assert (stream.key, stream.owner) == (RequestKey("r", 2, 0), A)
+    # The same question again gets the same answer; whom it was about is stale.
+    assert stream.fence(fence(), 2.0) is FenceVerdict.RAISED
+    assert stream.key == RequestKey("r", 2, 0)
+    assert stream.judge(1, 1, B) is Verdict.STALE
+    assert stream.judge(1, 0, A) is Verdict.STALE
+    assert stream.judge(2, 0, A) is Verdict.CURRENT
+    stream.enter(StreamEvent.OWNER_LOST)
+    stream.begin_attempt(A, 3.0)
+    assert stream.fence(fence(), 4.0) is FenceVerdict.GONE
+
+
+def test_a_fence_after_the_new_owner_spoke_confirms_it() -> None:
+    stream = new_stream()
+    stream.adopt(1, B, 0, 1.0)
+    assert stream.fence(fence(), 1.0) is FenceVerdict.MOVED
+    stream.adopt(2, A, 0, 1.0)
+    assert stream.fence(fence(), 1.0) is FenceVerdict.MOVED
+    assert stream.key == RequestKey("r", 1, 2)
+
+
+C = Owner(instance_id="c", incarnation=1)
+
+
+@pytest.mark.parametrize("asked", [fence(attempt=2), fence(hop=2), fence(source=B), fence(source=C, destination=A)])
+def test_a_fence_of_somebody_else_is_answered_gone(asked: Fence) -> None:
+    stream = new_stream()
+    assert stream.fence(asked, 1.0) is FenceVerdict.GONE
+    stream.adopt(1, C, 0, 1.0)
+    assert stream.fence(fence(), 1.0) is FenceVerdict.GONE
+    stream.enter(StreamEvent.CANCEL)
+    assert stream.fence(fence(destination=C), 1.0) is FenceVerdict.GONE
+
+
+def test_a_fence_for_an_owner_that_was_given_up_is_answered_gone() -> None:
+    stream = new_stream()
+    stream.enter(StreamEvent.OWNER_LOST)
+    assert stream.fence(fence(), 1.0) is FenceVerdict.GONE
+
+
+def test_a_fence_may_overtake_the_answer_to_the_submission() -> None:
+    stream = new_stream(running=False)
+    stream.begin_attempt(A, 0.0)
+    assert stream.fence(fence(), 1.0) is FenceVerdict.RAISED
+    assert stream.state is StreamState.RUNNING
 
 
 def test_a_new_attempt_forgets_what_came_early() -> None:

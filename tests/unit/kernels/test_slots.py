@@ -1,4 +1,4 @@
-"""Gather and scatter of slots: the torch reference against plain indexing, token by token."""
+"""Gather and scatter of slots, the torch reference and the compiled ones: against plain indexing, token by token."""
 
 import random
 from typing import Any
@@ -7,12 +7,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from meshift.kernels import slots as reference  # noqa: E402
+from meshift.kernels.cpu import slots as compiled  # noqa: E402
 from meshift.kernels.slots import gather_slots, scatter_slots, staging_shape  # noqa: E402
 
 LAYERS, SLOTS, HEADS, HEAD_DIM = 3, 20, 4, 8
 DTYPES = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "uint8", "int8"]
 
 Tensor = Any
+
+
+@pytest.fixture(params=[reference, compiled], ids=["reference", "compiled"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs on both."""
+    for name in ("gather_slots", "scatter_slots"):
+        monkeypatch.setitem(globals(), name, getattr(request.param, name))
 
 
 def random_bits(generator: Any, *shape: int, dtype: str = "float32") -> Tensor:
@@ -155,3 +164,25 @@ def test_staging_is_the_payload_of_a_transfer(generator: Any) -> None:
     kv = MatrixKv(owned, SLOTS, HEAD_DIM)
     kv.array[...] = np.stack([torch.stack(pair, 1).numpy() for pair in buffers])
     assert kv.request(slots).gather(Rectangle(0, LAYERS, 0, 3, 0, HEADS)) == raw(staging)
+
+
+def test_new_tokens_into_one_layer(generator: Any) -> None:
+    from meshift.kernels.places import KvPlace
+
+    buffers = make_buffers("stacked", generator, "bfloat16")
+    before = [tuple(tensor.clone() for tensor in pair) for pair in buffers]
+    fused = random_bits(generator, 3, 2 * HEADS + 1, HEAD_DIM, dtype="bfloat16")
+    key, value = fused[:, :HEADS], fused[:, HEADS : 2 * HEADS]
+    place = KvPlace.of_buffers(*buffers[1])
+    compiled.store_tokens(place, torch.tensor([7, 0, 19]), key, value)
+    for which, new in ((0, key), (1, value)):
+        before[1][which][[7, 0, 19]] = new
+    assert [raw(tensor) for pair in buffers for tensor in pair] == [raw(tensor) for pair in before for tensor in pair]
+    for slots, wrong in [
+        (torch.tensor([1, 2]), key),
+        (torch.tensor([1, 2, 3], dtype=torch.int32), key),
+        (torch.tensor([1, 2, 3]), key.float()),
+        (torch.tensor([1, 2, 3]), fused[:, : 2 * HEADS : 2]),
+    ]:
+        with pytest.raises(ValueError, match=r"fit|int64"):
+            compiled.store_tokens(place, slots, wrong, value)

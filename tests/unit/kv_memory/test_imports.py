@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-MODULES = "dirty_map endpoint layout live_copy matrix rectangle transfer transport transport.base transport.memory"
+MODULES = (
+    "data_thread dirty_map endpoint hashing layout live_copy matrix rectangle staged staging transfer "
+    "transport transport.base transport.memory transport.tcp"
+)
 
 
 def test_no_torch() -> None:

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import (
     Address,
     FaultRates,
     Link,
     MemoryFabric,
     MemoryTransport,
+    NixlTransport,
+    TcpTransport,
     TransportError,
+    TransportLimits,
     create_transport,
 )
 from meshift.kv_memory.transport.memory import STREAMS_KEPT_MAX
@@ -344,6 +348,9 @@ def test_factory() -> None:
     transport = create_transport("memory", location="here", rank=3, fabric=fabric)
     assert isinstance(transport, MemoryTransport)
     assert (transport.location, transport.rank) == ("here", 3)
+    assert isinstance(create_transport("tcp"), TcpTransport)
+    assert isinstance(create_transport("tcp", location="127.0.0.1:5000", limits=TransportLimits()), TcpTransport)
+    assert isinstance(create_transport("nixl", staging=StagingPool(1)), NixlTransport)
     with pytest.raises(ValueError, match="fabric"):
         create_transport("memory", location="here")
     with pytest.raises(ValueError, match="pigeon"):

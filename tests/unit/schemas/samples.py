@@ -2,12 +2,14 @@
 
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
-from meshift.schemas import errors, instances, requests
+from meshift.schemas import errors, instances, memory, moves, requests
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
 OWNER = Owner(instance_id="w1", incarnation=2)
+OTHER = Owner(instance_id="w2", incarnation=5)
 FRONTEND = FrontendRef(frontend_id="f1", incarnation=3)
 KEY = RequestKey("r1", 2, 1)
 PRIORITY = requests.Priority(scheduling=1, execution=2)
@@ -29,7 +31,22 @@ LOGPROBS = requests.LogprobColumns(
 LOAD = instances.LoadReport(
     owner=OWNER, sequence=1, emitted_ns=2, state=instances.InstanceState.READY, model=MODEL, capacity=100, used=40,
     cached=30, free=20, reserved=10, running=3, waiting=4, head_demand=5, queued_demand=6, headroom=7, layout_epoch=8,
+    classes=(instances.ClassLoad(name="high", execution=1, running=2, used=30, headroom=7),), step_count=9,
     step_count=9,
+    prefill_tokens=8,
+)  # fmt: skip
+DRAIN = instances.DrainStatus(left=3, moving=1, moved=2, deadline_s=4.5, blocked="no room")
+LAYOUT = moves.MoveLayout(
+    layer_ranges=((0, 4), (4, 6)), head_ranges=((0, 2),), head_dim=64, dtype="bfloat16", weights="abc"
+)
+ROOM = moves.MoveRoom(
+    slots=48, cached=16, layout=LAYOUT, targets=(moves.MoveTarget(scheme="tcp", location="h:1", rank=1, token="t"),)
+)
+FIGURES = moves.MoveFigures(rounds=3, tokens=40, byte_count=50, gather_ns=6, transfer_ns=7, frozen_ns=8, duration_ns=9)
+MOVE: dict[str, Any] = {"request_id": "r1", "attempt": 2, "hop": 1, "source": OWNER}
+REPORT = moves.MoveReport(
+    request_id="r1", attempt=2, hop=1, source=OWNER, destination=OTHER, mode=moves.MoveMode.BLOCKING, phase="copying",
+    outcome=moves.MoveOutcome.STAYED, refusal=moves.MoveRefusal.NO_ROOM, reason="full", figures=FIGURES,
 )  # fmt: skip
 
 SAMPLES: tuple[Message, ...] = (
@@ -38,13 +55,23 @@ SAMPLES: tuple[Message, ...] = (
     instances.InstanceGone(owner=OWNER, reason="drained"),
     instances.SchedulerReport(scheduler_id="s", incarnation=1, instances=2),
     instances.DispatchRequest(
-        request_id="r1", attempt=2, frontend=FRONTEND, model="m", demand=3, priority=PRIORITY, excluded=(OWNER,)
+        request_id="r1", attempt=2, frontend=FRONTEND, model="m", demand=3, priority=PRIORITY, excluded=(OWNER,),
+        may_wait=True, waited_s=1.5,
     ),
     instances.DispatchReply(owner=OWNER, scheduler_id="s", incarnation=1, reason="freest"),
+    instances.MovePair(
+        scheduler_id="s", incarnation=1, source=OWNER, destination=OTHER, tokens_max=5, until_freeness=-1.5, ttl_s=0.5,
+        waiting=True, reason="r",
+    ),
     instances.DrainRequest(deadline_s=1.5),
     instances.DrainReply(owner=OWNER, requests_left=2),
+    memory.MemoryRequest(resize=memory.MemoryBody(capacity=5, preempt=True)),
+    memory.MemoryReply(
+        owner=OWNER, capacity=5, request_tokens_max=4, evicted=3, preempted=2, released_bytes=6, resident_bytes=7,
+        reason="r",
+    ),
     instances.StatusRequest(),
-    instances.WorkerStatus(load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4),
+    instances.WorkerStatus(load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN),
     requests.Submit(
         request_id="r1", attempt=2, hop=1, owner=OWNER, frontend=FRONTEND, prompt=TOKENS, output=pack_tokens([5]),
         sampling=SAMPLING, priority=PRIORITY,
@@ -54,13 +81,31 @@ SAMPLES: tuple[Message, ...] = (
         owner=OWNER, emitted_ns=1, request_ids=("r1", "r2"), attempts=(1, 2), hops=(0, 1), starts=(0, 9), counts=(2, 3),
         tokens=TOKENS, finishes=(requests.TokenFinish(row=1, finish=FINISH),), logprobs=LOGPROBS,
     ),
-    requests.Cancel(frontend=FRONTEND, owner=OWNER, keys=(KEY,)),
+    requests.Cancel(frontend=FRONTEND, owner=OWNER, keys=(KEY,), stale=True),
     requests.Acknowledge(frontend=FRONTEND, owner=OWNER, keys=(KEY, KEY)),
     requests.Lease(frontend=FRONTEND, ttl_s=1.5),
     requests.ReplayRequest(request_id="r1", attempt=2, hop=1, owner=OWNER, start=3),
     requests.ReplayReply(
-        owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, logprobs=LOGPROBS, finish=FINISH
+        owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, logprobs=LOGPROBS, finish=FINISH,
+        moved_to=OTHER, hop=2,
     ),
+    moves.MoveOrder(owner=OWNER, request_id="r1", destination=OTHER, mode=moves.MoveMode.RECOMPUTE, deadline_s=1.5),
+    REPORT,
+    moves.MovesRequest(),
+    moves.MovesReply(owner=OWNER, running=(REPORT,), ended=(REPORT,), incoming=2),
+    moves.MoveReserve(**MOVE, owner=OTHER, layout=LAYOUT, tokens=TOKENS, slots=48, deadline_s=1.5),
+    moves.MoveReserveReply(owner=OTHER, room=ROOM, refusal=None, reason="r"),
+    moves.MoveCommit(
+        **MOVE, owner=OTHER, frontend=FRONTEND, lease_s=1.5, prompt=TOKENS, output=TOKENS, base=1, logprobs=LOGPROBS,
+        sampling=SAMPLING, priority=PRIORITY, computed=9, state=b"s", kv_hashes=(1, 2**63), timeout_s=2.5,
+    ),
+    moves.MoveCommitReply(owner=OTHER, refusal=None, reason="r", runnable_ns=5),
+    moves.MoveQuestion(**MOVE, owner=OTHER),
+    moves.MoveAnswer(owner=OTHER, committed=True, runnable_ns=5),
+    moves.MoveAbort(**MOVE, owner=OTHER, reason="r"),
+    moves.MoveClosed(owner=OWNER, destination=OTHER, keys=(KEY,)),
+    moves.Fence(**MOVE, frontend=FRONTEND, destination=OTHER),
+    moves.FenceReply(frontend=FRONTEND, verdict=moves.FenceVerdict.RAISED, attempt=3),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import pkgutil
+from base64 import b64encode
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -12,6 +13,8 @@ import meshift.schemas
 from meshift.schemas.base import PROTOCOL_VERSION, Message
 from meshift.schemas.errors import InvalidRequest
 from meshift.schemas.instances import DispatchRequest, DrainRequest
+from meshift.schemas.limits import MOVE_STATE_BYTES_MAX
+from meshift.schemas.moves import Fence, MoveAbort, MoveCommit, MoveOrder, MoveReserve
 from meshift.schemas.requests import FinishReason, ReplayRequest, Submit, TokenBatch
 from meshift.services.bus.codec import decode, encode
 from tests.unit.schemas.samples import KEY, OWNER, SAMPLES, TOKENS, message_types
@@ -127,6 +130,13 @@ def test_nested_parts_refuse_unknown_fields_too() -> None:
         (ReplayRequest, {"start": -1}, "start"),
         (DispatchRequest, {"demand": 0}, "demand"),
         (DrainRequest, {"deadline_s": -0.5}, "deadline_s"),
+        (MoveOrder, {"deadline_s": 0.0}, "deadline_s"),
+        (MoveReserve, {"hop": 0}, "hop"),
+        (MoveReserve, {"slots": -1}, "slots"),
+        (MoveReserve, {"tokens": "AAAA"}, "tokens"),
+        (MoveReserve, {"layout": {"layer_ranges": []}}, "layout.layer_ranges"),
+        (MoveCommit, {"state": b64encode(bytes(MOVE_STATE_BYTES_MAX + 1)).decode()}, "state"),
+        (MoveAbort, {"reason": "x" * 1025}, "reason"),
     ],
 )
 def test_values_out_of_range(message_type: type[Message], change: dict[str, Any], param: str) -> None:
@@ -173,3 +183,10 @@ def test_keys() -> None:
     assert KEY < KEY._replace(hop=2) < KEY._replace(attempt=3, hop=0)
     assert (str(KEY), str(OWNER)) == ("r1/2.1", "w1#2")
     assert submit.prompt == TOKENS
+
+
+def test_keys_of_a_move() -> None:
+    fence = BY_NAME["Fence"]
+    assert isinstance(fence, Fence)
+    assert fence.destination_key == KEY
+    assert fence.source_key == KEY._replace(hop=0)

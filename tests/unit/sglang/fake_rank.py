@@ -10,14 +10,18 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from meshift.backends.sglang import wire
+from meshift.backends.sglang import wire, wire_moves
 from meshift.backends.sglang.rank_spec import RankSpec
+
+SHARE = wire_moves.Share(
+    layer_start=0, layer_end=2, head_start=0, head_end=1, head_dim=1, dtype="float32", obstacle="a stand-in"
+)
 
 
 def load(submits_seen: int) -> wire.LoadSnapshot:
     return wire.LoadSnapshot(
-        capacity=64, used=0, cached=0, free=64, running=0, waiting=0, head_demand=0, queued_demand=0, step_count=0,
-        submits_seen=submits_seen,
+        capacity=64, used=0, cached=0, free=64, reserved=0, running=0, waiting=0, head_demand=0, queued_demand=0,
+        step_count=0, submits_seen=submits_seen,
     )  # fmt: skip
 
 
@@ -82,6 +86,7 @@ def main() -> None:
                 vocabulary_size=100,
                 layers=2,
                 obeys_schemas=True,
+                share=SHARE,
             )
         )
     )

@@ -22,7 +22,15 @@ def check(prompt: Sequence[int] = (1, 2), output: Sequence[int] = (), priority: 
 def test_good_ones_pass() -> None:
     check()
     check([0, 49] * 45)
-    check(output=range(10), stop_token_ids=(0, 49), seed=-(2**63), top_k=-1, min_new_tokens=10, priority=-(2**31))
+    check(
+        output=range(10),
+        stop_token_ids=(0, 49),
+        logit_bias=((49, -100.0),),
+        seed=-(2**63),
+        top_k=-1,
+        min_new_tokens=10,
+        priority=-(2**31),
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,6 +42,7 @@ def test_good_ones_pass() -> None:
         ("output", {"output": (50,)}),
         ("output", {"output": range(11)}),
         ("stop_token_ids", {"stop_token_ids": (50,)}),
+        ("logit_bias", {"logit_bias": ((1, 1.0), (50, 1.0))}),
         ("min_new_tokens", {"min_new_tokens": 11}),
         ("top_k", {"top_k": 0}),
         ("seed", {"seed": 2**63}),

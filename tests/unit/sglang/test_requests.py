@@ -14,12 +14,14 @@ from meshift.schemas.requests import FinishReason, Sampling
 
 
 def request(name: str, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = ()) -> EngineRequest:
-    return EngineRequest(RequestKey(name, 1, 0), prompt, output, Sampling(max_new_tokens=9, stop=("x",)))
+    return EngineRequest(
+        RequestKey(name, 1, 0), prompt, output, Sampling(max_new_tokens=9, stop=("x",), logit_bias=((4, -1.5),))
+    )
 
 
 def load(submits_seen: int, waiting: int = 0, demand: int = 0) -> wire.LoadSnapshot:
     return wire.LoadSnapshot(
-        capacity=100, used=10, cached=20, free=70, running=1, waiting=waiting, head_demand=demand,
+        capacity=100, used=10, cached=20, free=70, reserved=0, running=1, waiting=waiting, head_demand=demand,
         queued_demand=demand, step_count=5, submits_seen=submits_seen,
     )  # fmt: skip
 
@@ -48,6 +50,7 @@ def test_command() -> None:
     assert wire.decode_rid(command.rid) == RequestKey("a", 1, 0)
     assert (command.prompt, command.output) == (pack_tokens((1, 2, 3)), pack_tokens((7,)))
     assert (command.sampling.seed, command.sampling.stop) == (5, ["x"])
+    assert command.sampling.logit_bias == {"4": -1.5}
 
 
 def test_events_of_a_step() -> None:

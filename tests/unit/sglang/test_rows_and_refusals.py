@@ -17,8 +17,8 @@ from meshift.schemas.requests import Sampling, TokenLogprob
 
 LIMITS = RequestLimits(tokens_max=1000, vocabulary_size=100)
 LOAD = wire.LoadSnapshot(
-    capacity=10, used=0, cached=0, free=10, running=0, waiting=0, head_demand=0, queued_demand=0, step_count=1,
-    submits_seen=0,
+    capacity=10, used=0, cached=0, free=10, reserved=0, running=0, waiting=0, head_demand=0, queued_demand=0,
+    step_count=1, submits_seen=0,
 )  # fmt: skip
 
 

@@ -43,8 +43,8 @@ def test_commands_have_sglang_s_form() -> None:
 
 def test_reports_round_trip() -> None:
     load = wire.LoadSnapshot(
-        capacity=9, used=1, cached=2, free=6, running=1, waiting=0, head_demand=0, queued_demand=0, step_count=3,
-        submits_seen=4,
+        capacity=9, used=1, cached=2, free=6, reserved=0, running=1, waiting=0, head_demand=0, queued_demand=0,
+        step_count=3, submits_seen=4,
     )  # fmt: skip
     finish = wire.FinishRow(
         row=0,

@@ -1,14 +1,17 @@
 """What the unit tests of the simulated engine share."""
 
 import asyncio
+import zlib
 from collections.abc import Sequence
 from itertools import count
 
-from meshift.backends.base import EngineFailure, EngineRequest, FrozenRequest, MoveKey, TokenEvent
+from meshift.backends.base import EngineFailure, EngineRequest, FrozenRequest, MoveKey, Reserved, TokenEvent
 from meshift.backends.sim import SimEngine, SimParameters
 from meshift.backends.sim.core import Emit
+from meshift.kv_memory.layout import KvLayout
+from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport
-from meshift.kv_memory.transport.base import Address
+from meshift.kv_memory.transport.base import Address, Patch
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import Finish, Priority, Sampling
 
@@ -102,12 +105,13 @@ class Duo:
         self.fabric = MemoryFabric(link=Link())
         self.source = SimEngine(parameters, transport=MemoryTransport(self.fabric, "source"))
         self.destination = SimEngine(other or parameters, transport=MemoryTransport(self.fabric, "destination"))
+        self.layouts: list[KvLayout] = []
         self.before = Recorder()
         self.after = Recorder()
 
     async def start(self) -> "Duo":
-        await self.source.start(self.before)
-        await self.destination.start(self.after)
+        infos = [await self.source.start(self.before), await self.destination.start(self.after)]
+        self.layouts = [info.layout for info in infos if info.layout is not None]
         return self
 
     async def running(self, request: EngineRequest) -> MoveKey:
@@ -119,20 +123,26 @@ class Duo:
             await asyncio.sleep(0.001)
         return MoveKey(request.key.request_id, request.key.attempt, request.key.hop + 1)
 
-    async def copy(self, key: MoveKey, start: int, targets: Sequence[Address]) -> int:
-        """One round; where the next one starts."""
-        sent = await self.source.send_delta(key, start, targets)
-        assert await self.destination.applied(key, sent.watermark, 10.0) == sent.checksum
-        return sent.end
+    @property
+    def layout(self) -> KvLayout:
+        """Both engines'."""
+        assert self.layouts[0] == self.layouts[1]
+        return self.layouts[0]
+
+    async def reserve(self, key: MoveKey, tokens: Sequence[int], slots: int, deadline_s: float = 10.0) -> Reserved:
+        """Room at the destination."""
+        return await self.destination.reserve(key, self.layout, tokens, slots, deadline_s)
 
     async def up_to_commit(self, key: MoveKey, slots: int = 96) -> FrozenRequest:
         """All of a move but its commit."""
         begun = await self.source.begin_move(key)
-        reserved = await self.destination.reserve(key, begun.tokens, slots, 10.0)
-        start = await self.copy(key, 0, reserved.targets)
-        frozen = await self.source.freeze(key)
-        await self.copy(key, start, reserved.targets)
-        return frozen
+        reserved = await self.reserve(key, begun.tokens, slots)
+        sent = await self.source.send_delta(key, 0, reserved)
+        return await self.source.freeze(key, sent.end, reserved)
+
+    async def commit(self, key: MoveKey, frozen: FrozenRequest, request: EngineRequest) -> None:
+        """At the destination."""
+        await self.destination.commit(key, frozen, request, 1.0)
 
     async def whole(self) -> None:
         """Both are idle and have all their memory."""
@@ -140,6 +150,21 @@ class Duo:
             await until_idle(engine)
             load = engine.load()
             assert load.free == load.capacity, load
+
+
+class Wire:
+    """A sender of patches that a test makes up."""
+
+    def __init__(self, duo: Duo, key: MoveKey, target: Address) -> None:
+        self._name = f"{key.request_id}/{key.attempt}.{key.hop}"
+        self._target = target
+        self._end = MemoryTransport(duo.fabric, "elsewhere")
+
+    async def send(self, area: tuple[int, int], payload: bytes, watermark: int = 1, generation: int = 0) -> None:
+        await self._end.start()
+        rectangle = Rectangle(0, 1, *area, 0, 1)
+        patch = Patch(self._name, watermark, generation, rectangle, payload, zlib.crc32(payload))
+        await self._end.send(self._target, patch, timeout_s=1.0)
 
 
 def arrival(request: EngineRequest, key: MoveKey, frozen: FrozenRequest) -> EngineRequest:

@@ -102,7 +102,9 @@ class World:
     async def run(self) -> Log:
         """The whole course, until nothing is left."""
         for index, engine in enumerate(self.engines):
-            await engine.start(Observer(self, index))
+            info = await engine.start(Observer(self, index))
+            assert info.layout is not None
+            self.layout = info.layout
         for _ in range(self.random.randrange(20, 80)):
             if self.random.random() < 0.6:
                 await asyncio.sleep(self.random.choice((1, 1, 2, 5, 20, 60)) * GRID_S)
@@ -174,7 +176,7 @@ class World:
         if self.submitted:
             key = self.random.choice(list(self.submitted)[-8:])
             index, request = self.submitted.pop(key)
-            give_up = self.random.choice((None, None, None, "begin", "reserve", "copy", "freeze", "last"))
+            give_up = self.random.choice((None, None, None, "begin", "reserve", "copy", "freeze"))
             self._tasks.append(asyncio.create_task(self._try_move(index, request, give_up)))
 
     async def _try_move(self, index: int, request: EngineRequest, give_up: str | None) -> None:
@@ -203,21 +205,21 @@ class World:
 
         begun = await source.begin_move(key)
         step("begin")
-        reserved = await destination.reserve(key, begun.tokens, len(begun.tokens) + 40, 10.0)
+        state_only = not begun.tokens or self.random.random() < 0.2
+        tokens, slots = ((), 0) if state_only else (begun.tokens, len(begun.tokens) + 40)
+        reserved = await destination.reserve(key, self.layout, tokens, slots, 10.0)
         step("reserve")
         start = reserved.cached
-        for _ in range(2):
-            sent = await source.send_delta(key, start, reserved.targets)
-            assert await destination.applied(key, sent.watermark, 1.0) == sent.checksum
+        for _ in range(0 if state_only else 2):
+            sent = await source.send_delta(key, start, reserved)
             start = sent.end
             step("copy")
-        frozen = await source.freeze(key)
+        if not state_only:
+            reserved = await destination.reserve(key, self.layout, begun.tokens, start + 16, 10.0)
+        frozen = await source.freeze(key, start, None if state_only else reserved)
         step("freeze")
-        await destination.reserve(key, begun.tokens, max(frozen.computed + 1, len(begun.tokens)), 10.0)
-        sent = await source.send_delta(key, start, reserved.targets)
-        step("last")
         arrival = EngineRequest(key.destination, request.prompt, frozen.output, request.sampling, request.priority)
-        await destination.commit(key, frozen, arrival)
+        await destination.commit(key, frozen, arrival, 1.0)
         await source.release(key)
 
 

@@ -8,6 +8,7 @@ import pytest
 from meshift.backends.base import Capability, EngineStartError, MoveKey, MoveRefused, TokenEvent
 from meshift.backends.sim import DEFAULT_MODEL, SimEngine, SimParameters
 from meshift.backends.sim.core import Emit
+from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport import MemoryFabric, MemoryTransport
 from meshift.schemas.errors import ContextTooLong, InvalidRequest, Unavailable
 from meshift.schemas.identity import RequestKey
@@ -137,12 +138,13 @@ def test_moving_needs_a_data_plane() -> None:
         engine = SimEngine(PLAIN)
         info = await engine.start(Recorder())
         assert Capability.MOVE_REQUESTS not in info.capabilities
+        assert info.layout is None
         assert (info.name, info.capacity, info.page_size) == ("sim", 160, 16)
         key = MoveKey("r", 1, 1)
         with pytest.raises(MoveRefused):
             await engine.begin_move(key)
         with pytest.raises(MoveRefused):
-            await engine.reserve(key, [1], 5, 1.0)
+            await engine.reserve(key, KvLayout(((0, 1),), ((0, 1),), 1, "uint32", ""), [1], 5, 1.0)
         await engine.release(key)
         await engine.resume(key, 2)
         await engine.abort(key)
@@ -253,11 +255,10 @@ def test_the_end_breaks_what_waits_for_it(end: str) -> None:
         duo = await Duo().start()
         key = await duo.running(make_request(60, 50))
         begun = await duo.source.begin_move(key)
-        reserved = await duo.destination.reserve(key, begun.tokens, 96, 10.0)
+        reserved = await duo.reserve(key, begun.tokens, 96, 10.0)
         waits = [
-            asyncio.ensure_future(duo.source.send_delta(key, 0, reserved.targets)),
-            asyncio.ensure_future(duo.source.freeze(key)),
-            asyncio.ensure_future(duo.destination.applied(key, 1, 100.0)),
+            asyncio.ensure_future(duo.source.send_delta(key, 0, reserved)),
+            asyncio.ensure_future(duo.source.freeze(key, 0, reserved)),
         ]
         await asyncio.sleep(0.001)
         for engine in (duo.source, duo.destination):
@@ -268,7 +269,7 @@ def test_the_end_breaks_what_waits_for_it(end: str) -> None:
         for wait in waits:
             with pytest.raises(MoveRefused):
                 await wait
-        for call in (duo.source.freeze(key), duo.destination.applied(key, 1, 1.0)):
+        for call in (duo.source.freeze(key, 0, None), duo.reserve(key, [], 0)):
             with pytest.raises(MoveRefused):
                 await call
         await duo.source.resume(key, 2)
@@ -286,7 +287,7 @@ def test_a_hung_engine_does_not_freeze_until_it_is_stopped() -> None:
         await duo.source.begin_move(key)
         duo.source.hang()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(duo.source.freeze(key), 60.0)
+            await asyncio.wait_for(duo.source.freeze(key, 0, None), 60.0)
         freeze = asyncio.ensure_future(duo.source.begin_move(MoveKey("nobody", 1, 1)))
         with pytest.raises(MoveRefused):
             await freeze

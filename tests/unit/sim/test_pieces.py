@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshift.backends.sim.bounded import BoundedSet
+from meshift.backends.bounded import BoundedSet
 from meshift.backends.sim.lifecycle import (
     TRANSITIONS,
     ImpossibleTransition,

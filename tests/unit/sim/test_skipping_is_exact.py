@@ -32,7 +32,7 @@ def test_the_scenarios_are_eventful() -> None:
     finishes = [finish for log in logs for ends in log.ends() for _, _, finish in ends]
     outcomes = [str(outcome[2]) for log in logs for outcome in log.moves if isinstance(outcome, tuple)]
     assert sum(outcome == "moved" for outcome in outcomes) > 10
-    for what in ("preempted", "given up", "wanted", "not here"):
+    for what in ("given up", "wanted", "not here", "is in prefill"):
         assert any(what in outcome for outcome in outcomes), what
     reasons = [getattr(finish, "reason", "") for finish in finishes]
     assert {"length", "stop", "cancelled"} <= set(reasons)

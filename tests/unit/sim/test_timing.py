@@ -209,7 +209,7 @@ def test_a_request_alone_gives_way_to_a_reservation_and_comes_back() -> None:
         key = await duo.running(request)
         incoming = key.__class__("other", 1, 1)
         # 7 of 10 pages are its; the rest is promised away for a while, and it can't grow.
-        await duo.source.reserve(incoming, [1], 48, 0.5)
+        await duo.source.reserve(incoming, duo.layout, [1], 48, 0.5)
         await asyncio.sleep(0.3)
         assert duo.source.load().running == 0
         assert duo.source.load().waiting == 1
@@ -228,7 +228,7 @@ def test_steps_are_longer_while_copying_out_and_in() -> None:
         request = make_request(10, 60)
         key = await duo.running(request)
         begun = await duo.source.begin_move(key)
-        await duo.destination.reserve(key, begun.tokens, 64, 10.0)
+        await duo.reserve(key, begun.tokens, 64, 10.0)
         await asyncio.sleep(0.1)
         await duo.destination.abort(key)
         await duo.source.resume(key, 2)
@@ -250,15 +250,13 @@ def test_a_move_stops_the_request_for_the_cutover_time() -> None:
         request = make_request(30, 100)
         key = await duo.running(request)
         begun = await duo.source.begin_move(key)
-        reserved = await duo.destination.reserve(key, begun.tokens, 96, 10.0)
+        reserved = await duo.reserve(key, begun.tokens, 96, 10.0)
         before = now_ns()
-        start = await duo.copy(key, 0, reserved.targets)
-        assert now_ns() - before == (5 + 30) * MS
-        await duo.source.freeze(key)
-        frozen_at = now_ns()
+        sent = await duo.source.send_delta(key, 0, reserved)
+        assert now_ns() - before == sent.gather_ns == (5 + 30) * MS
+        frozen = await duo.source.freeze(key, sent.end, reserved)
         # What came meanwhile is less than the cutover costs.
-        await duo.copy(key, start, reserved.targets)
-        assert now_ns() - frozen_at == 25 * MS
+        assert now_ns() - frozen.frozen_ns == 25 * MS
         await duo.source.resume(key, 1)
         await duo.destination.abort(key)
         await duo.whole()
@@ -271,11 +269,9 @@ def test_a_blocking_move_takes_as_long_as_its_bytes() -> None:
         duo = await Duo().start()
         key = await duo.running(make_request(100, 20))
         begun = await duo.source.begin_move(key)
-        reserved = await duo.destination.reserve(key, begun.tokens, 128, 10.0)
-        frozen = await duo.source.freeze(key)
-        frozen_at = now_ns()
-        await duo.copy(key, 0, reserved.targets)
-        assert now_ns() - frozen_at == (5 + frozen.computed) * MS
+        reserved = await duo.reserve(key, begun.tokens, 128, 10.0)
+        frozen = await duo.source.freeze(key, 0, reserved)
+        assert now_ns() - frozen.frozen_ns == (5 + frozen.computed) * MS
         await duo.source.resume(key, 1)
         await duo.destination.abort(key)
         await duo.whole()
@@ -293,8 +289,8 @@ def test_two_copies_share_the_bandwidth() -> None:
         rounds = []
         for key in (first_key, second_key):
             begun = await duo.source.begin_move(key)
-            reserved = await duo.destination.reserve(key, begun.tokens, 96, 10.0)
-            rounds.append(duo.source.send_delta(key, 0, reserved.targets))
+            reserved = await duo.reserve(key, begun.tokens, 96, 10.0)
+            rounds.append(duo.source.send_delta(key, 0, reserved))
         begin = now_ns()
         await asyncio.gather(*rounds)
         assert now_ns() - begin == (5 + 30 + 5 + 40) * MS

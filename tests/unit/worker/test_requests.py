@@ -32,17 +32,17 @@ def key(attempt: int = 1, hop: int = 0) -> RequestKey:
 
 def test_a_repeated_submission_is_not_new() -> None:
     table = RequestTable(60.0)
-    assert table.check_new(submission())
+    assert table.check_new(submission().key)
     table.add(submission(), 0)
-    assert not table.check_new(submission())
+    assert not table.check_new(submission().key)
 
 
 def test_an_older_attempt_is_stale_and_a_newer_one_supersedes() -> None:
     table = RequestTable(60.0)
     table.add(submission(2), 0)
     with pytest.raises(Stale):
-        table.check_new(submission(1))
-    assert table.check_new(submission(3))
+        table.check_new(submission(1).key)
+    assert table.check_new(submission(3).key)
     older = table.add(submission(3), 0)
     assert older is not None
     assert older.key == key(2)
@@ -59,15 +59,15 @@ def test_a_closed_request_does_not_come_back() -> None:
     table.add(submission(), 0)
     assert table.close(key(), 0.0) is not None
     with pytest.raises(Stale):
-        table.check_new(submission())
-    assert table.check_new(submission(2))
+        table.check_new(submission().key)
+    assert table.check_new(submission(2).key)
 
 
 def test_a_cancel_that_overtakes_its_submission() -> None:
     table = RequestTable(60.0)
     assert table.close(key(), 0.0) is None
     with pytest.raises(Stale):
-        table.check_new(submission())
+        table.check_new(submission().key)
 
 
 def test_a_late_cancel_of_an_old_attempt_spares_the_new_one() -> None:
@@ -93,15 +93,15 @@ def test_tombstones_end(monkeypatch: pytest.MonkeyPatch) -> None:
     table.close(key(), 0.0)
     table.forget_tombstones(9.0)
     with pytest.raises(Stale):
-        table.check_new(submission())
+        table.check_new(submission().key)
     table.forget_tombstones(10.0)
-    assert table.check_new(submission())
+    assert table.check_new(submission().key)
     monkeypatch.setattr(module, "TOMBSTONES_MAX", 2)
     for index in range(5):
         table.close(RequestKey(f"r{index}", 1, 0), 0.0)
-    assert table.check_new(submission(request_id="r2"))
+    assert table.check_new(submission(request_id="r2").key)
     with pytest.raises(Stale):
-        table.check_new(submission(request_id="r4"))
+        table.check_new(submission(request_id="r4").key)
 
 
 def test_tokens_are_indexed_in_the_whole_output() -> None:
@@ -122,4 +122,4 @@ def test_discard_takes_back_an_add() -> None:
     table.add(submission(), 0)
     table.discard(key())
     assert len(table) == 0
-    assert table.check_new(submission())
+    assert table.check_new(submission().key)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from meshift.schemas.limits import STOP_STRINGS_MAX
+from meshift.schemas.limits import LOGIT_BIAS_MAX, STOP_STRINGS_MAX
 from meshift.services.frontend.http.schemas.base import INT32_MAX, INT64_MAX, Listed, Only, Strict
 
 CHOICES_MAX = 128
@@ -38,6 +38,20 @@ def _few(value: object) -> object:
 Metadata = Annotated[dict[str, str], BeforeValidator(_few)]
 
 
+def _few_biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > LOGIT_BIAS_MAX:
+        raise PydanticCustomError("too_long", "may have at most {limit} entries", {"limit": LOGIT_BIAS_MAX})
+    return value
+
+
+TokenId = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=LOGIT_BIAS_MAX),
+    BeforeValidator(_few_biases),
+]
+
+
 def _choice_count(value: Any) -> Any:
     # Strict integers take neither true nor 1.0; this only keeps the message free of pydantic's own words.
     if type(value) is int and not 1 <= value <= CHOICES_MAX:
@@ -68,13 +82,15 @@ class Generation(Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
 
+    logit_bias: LogitBias | None = None
+    """By token id, from -100 (never) to 100 (always)."""
+
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     """Greater is more important; meshift's own."""
 
     user: str | None = None
     metadata: Metadata | None = None
 
-    logit_bias: Annotated[object, Only(None, {})] = None
     service_tier: Annotated[object, Only(None, "auto", "default")] = None
 
     @property

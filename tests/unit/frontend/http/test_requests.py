@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from meshift.schemas.limits import LOGIT_BIAS_MAX
 from meshift.schemas.requests import Priority, Sampling
 from meshift.services.frontend.http.schemas import ChatRequest
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
@@ -69,6 +70,7 @@ async def test_every_sampling_field_arrives(shell: Shell) -> None:
         "stop": ["a", "b"],
         "ignore_eos": True,
         "seed": -5,
+        "logit_bias": {"7": -100, "5": 1.5},
         "priority": -2,
     }
     response = await shell.post({**HELLO, **fields})
@@ -84,6 +86,7 @@ async def test_every_sampling_field_arrives(shell: Shell) -> None:
         presence_penalty=1.0,
         repetition_penalty=1.2,
         stop=("a", "b"),
+        logit_bias=((5, 1.5), (7, -100.0)),
         ignore_eos=True,
         seed=-5,
     )
@@ -145,9 +148,29 @@ async def test_null_is_every_optional_field_s_default(shell: Shell) -> None:
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {"5": 101},
+        {"5": -100.5},
+        {"5": True},
+        {"-1": 1},
+        {"05": 1},
+        {"word": 1},
+        {"999999": 1},
+        {str(token): 1 for token in range(LOGIT_BIAS_MAX + 1)},
+        [[5, 1]],
+    ],
+)
+async def test_a_bias_that_no_token_can_have_is_refused(shell: Shell, bias: object) -> None:
+    response = await shell.post({**HELLO, "logit_bias": bias})
+    assert response.status_code == 400
+    assert error_of(response)["param"].partition(".")[0] == "logit_bias"
+    assert not shell.frontend.requests
+
+
 UNSUPPORTED = {
     "store": True,
-    "logit_bias": {"5": 1},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},

@@ -24,3 +24,7 @@ class BoundedSet(Generic[T]):
         self._things[thing] = None
         if len(self._things) > self._size_max:
             del self._things[next(iter(self._things))]
+
+    def discard(self, thing: T) -> None:
+        """Forget it."""
+        self._things.pop(thing, None)

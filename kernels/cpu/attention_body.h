@@ -1,0 +1,25 @@
+// Between the division of the work (attention.cpp) and the arithmetic (attention_body.cpp).
+#pragma once
+#include "kernels.h"
+
+constexpr int TILE = 64;       // keys taken at once
+constexpr int DIM_MAX = 512;   // elements of a head
+constexpr int LANES_MAX = 16;  // of the widest instruction set; rows are padded alike for all
+
+struct DecodePart {            // tokens [first, end) of a sequence whose query is one token
+  int64_t sequence, kv_head, first, end;
+};
+struct ExtendTile {            // query tokens [first, first + tokens) of a sequence
+  int64_t sequence, kv_head, first;
+  int tokens;
+};
+
+static inline int padded_dim(int dim) { return (dim + LANES_MAX - 1) / LANES_MAX * LANES_MAX; }
+// Of a part: sums [group, padded], highest scores [group], totals [group]; padded to whole vectors.
+static inline int64_t result_floats(int group, int padded) { return (int64_t)group * padded + (2 * group + 15) / 16 * 16; }
+
+struct AttentionBody {         // indexed by Element
+  void (*attend_part[2])(const AttentionCall&, const DecodePart&, float* result);
+  void (*join_parts[2])(const AttentionCall&, const DecodePart&, const float* results, int parts);
+  void (*attend_tile[2])(const AttentionCall&, const ExtendTile&, float* scratch);
+};

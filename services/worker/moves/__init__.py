@@ -1,0 +1,1 @@
+"""Moves of running requests between workers (Llumnix, section 4.2): `docs/moves.md`."""
