@@ -10,10 +10,12 @@ import pytest
 
 from meshift.client.errors import refusal
 from meshift.client.mesh import MeshClient
+from meshift.schemas.admin import DrainBody, MoveBody
 from meshift.schemas.errors import (
     InternalError,
     InvalidRequest,
     MeshError,
+    MoveDeclined,
     NotFound,
     Overloaded,
     PeerGone,
@@ -21,8 +23,7 @@ from meshift.schemas.errors import (
     Unauthorized,
     Unavailable,
 )
-from meshift.services.cli.drain import DrainSettings, ask
-from meshift.services.cli.errors import CommandError
+from meshift.schemas.moves import MoveMode
 from meshift.services.frontend.http import make_access
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
 from tests.unit.frontend.fake_frontend import Fail
@@ -60,12 +61,27 @@ async def test_rest(shell: Shell) -> None:
 
 
 async def test_admin(shell: Shell) -> None:
+    operators = shell.frontend.operators
     async with client(shell, api_key=None) as mesh:
-        assert list(await mesh.instances()) == shell.frontend.instances()
+        assert list(await mesh.instances()) == operators.known
         assert list(await mesh.open_requests()) == []
-        reply = await mesh.drain("worker-1", 5.0)
+        assert (await mesh.request_list()).unanswered == ("frontend-9",)
+        assert (await mesh.moves()).unanswered == ("worker-9",)
+        reply = await mesh.drain("worker-1", None, restart=True)
+        report = await mesh.move("chatcmpl-1", "worker-2", mode=MoveMode.BLOCKING, deadline_s=5.0)
+        assert (await mesh.move("chatcmpl-2", wait=False)) == report == operators.report
     assert reply.requests_left == 3
-    assert shell.frontend.drained == [("worker-1", 5.0)]
+    assert operators.drained == [("worker-1", DrainBody(deadline_s=None, restart=True))]
+    body = MoveBody(destination="worker-2", mode=MoveMode.BLOCKING, deadline_s=5.0, wait=True)
+    assert operators.moved == [("chatcmpl-1", body), ("chatcmpl-2", MoveBody())]
+
+
+async def test_a_move_that_is_declined(shell: Shell) -> None:
+    shell.frontend.operators.error = MoveDeclined("it stays: full", param="destination", refusal="no_room")
+    async with client(shell) as mesh:
+        with pytest.raises(MoveDeclined, match="it stays: full") as caught:
+            await mesh.move("chatcmpl-1")
+    assert (caught.value.refusal, caught.value.param) == ("no_room", "destination")
 
 
 async def test_refusals_are_the_mesh_s_exceptions(shell: Shell) -> None:
@@ -78,7 +94,7 @@ async def test_refusals_are_the_mesh_s_exceptions(shell: Shell) -> None:
         shell.plays(refuse=Overloaded("full"))
         with pytest.raises(Overloaded, match="full"):
             await mesh.chat("tiny", MESSAGES)
-        shell.frontend.drain_error = NotFound("there is no instance")
+        shell.frontend.operators.error = NotFound("there is no instance")
         with pytest.raises(NotFound):
             await mesh.drain("a/b", 1.0)
     async with client(shell, api_key="wrong", admin_key=None) as mesh:
@@ -101,21 +117,6 @@ async def test_a_stream_that_is_left(shell: Shell) -> None:
         async with aclosing(mesh.stream_chat("tiny", MESSAGES)) as events:
             await anext(events)
         assert (await mesh.chat("tiny", MESSAGES)).text == "Paris is big"
-
-
-async def test_drain_command(shell: Shell) -> None:
-    transport = httpx.ASGITransport(app=shell.app)
-    settings = DrainSettings.model_validate({"instance": "a", "deadline_s": 4.0, "url": "http://mesh"})
-    with pytest.raises(CommandError, match="admin key"):
-        await ask(settings, transport)
-    settings = DrainSettings.model_validate({**settings.model_dump(), "admin_key": ADMIN})
-    assert (await ask(settings, transport)).requests_left == 3
-    shell.frontend.drain_error = NotFound("no")
-    with pytest.raises(CommandError, match="there is no instance 'a'"):
-        await ask(settings, transport)
-    shell.frontend.drain_error = Overloaded("it drains already")
-    with pytest.raises(CommandError, match="it drains already"):
-        await ask(settings, transport)
 
 
 def answering(handler: Callable[[httpx.Request], httpx.Response]) -> MeshClient:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from meshift.schemas import errors, instances, moves, requests
+from meshift.schemas import admin, errors, instances, moves, requests
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
@@ -34,6 +34,10 @@ LOAD = instances.LoadReport(
     step_count=9,
 )  # fmt: skip
 DRAIN = instances.DrainStatus(left=3, moving=1, moved=2, deadline_s=4.5, blocked="no room")
+OPEN = admin.OpenRequest(
+    request_id="r1", frontend=FRONTEND, model="m", state="running", attempt=2, hop=1, owner=OWNER, prompt_tokens=3,
+    output_tokens=4, priority=PRIORITY,
+)  # fmt: skip
 LAYOUT = moves.MoveLayout(
     layer_ranges=((0, 4), (4, 6)), head_ranges=((0, 2),), head_dim=64, dtype="bfloat16", weights="abc"
 )
@@ -56,10 +60,15 @@ SAMPLES: tuple[Message, ...] = (
         request_id="r1", attempt=2, frontend=FRONTEND, model="m", demand=3, priority=PRIORITY, excluded=(OWNER,)
     ),
     instances.DispatchReply(owner=OWNER, scheduler_id="s", incarnation=1, reason="freest"),
-    instances.DrainRequest(deadline_s=1.5),
+    instances.DrainRequest(deadline_s=1.5, restart=True),
     instances.DrainReply(owner=OWNER, requests_left=2),
     instances.StatusRequest(),
-    instances.WorkerStatus(load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN),
+    instances.WorkerStatus(
+        load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN,
+        moves_out=2, moves_in=5,
+    ),
+    admin.RequestsRequest(request_id="r1"),
+    admin.RequestsReply(requests=(OPEN,), total=2),
     requests.Submit(
         request_id="r1", attempt=2, hop=1, owner=OWNER, frontend=FRONTEND, prompt=TOKENS, output=pack_tokens([5]),
         sampling=SAMPLING, priority=PRIORITY,
@@ -77,7 +86,10 @@ SAMPLES: tuple[Message, ...] = (
         owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, logprobs=LOGPROBS, finish=FINISH,
         moved_to=OTHER, hop=2,
     ),
-    moves.MoveOrder(owner=OWNER, request_id="r1", destination=OTHER, mode=moves.MoveMode.RECOMPUTE, deadline_s=1.5),
+    moves.MoveOrder(
+        owner=OWNER, request_id="r1", destination=OTHER, mode=moves.MoveMode.RECOMPUTE, deadline_s=1.5,
+        wait=False,
+    ),
     REPORT,
     moves.MovesRequest(),
     moves.MovesReply(owner=OWNER, running=(REPORT,), ended=(REPORT,), incoming=2),

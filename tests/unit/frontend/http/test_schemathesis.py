@@ -42,7 +42,9 @@ OPERATIONS = (
     ("GET", "/ready"),
     ("GET", "/admin/instances"),
     ("GET", "/admin/requests"),
+    ("GET", "/admin/moves"),
     ("POST", "/admin/instances/{instance_id}/drain"),
+    ("POST", "/admin/requests/{request_id}/move"),
 )
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
