@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "restart-workers": Command("restart_workers", "drain and restart the workers, one by one"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
+    "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),
     "scheduler": Command("service", "run a scheduler (started by `up`)"),

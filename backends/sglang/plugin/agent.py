@@ -18,7 +18,7 @@ from meshift.backends.sglang.plugin import accounting, grammar, outputs, request
 from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.context import RankContext
 from meshift.backends.sglang.plugin.data_plane import DataPlane
-from meshift.backends.sglang.plugin.kv import RankKv
+from meshift.backends.sglang.plugin.kv import RankKv, describe
 from meshift.backends.sglang.plugin.moves_in import MovesIn
 from meshift.backends.sglang.plugin.moves_out import MovesOut
 from meshift.schemas.base import count_tokens
@@ -51,7 +51,7 @@ class RankAgent:
 
     def start_moving(self, data: DataPlane) -> None:
         """The KV pool exists: requests may leave and arrive."""
-        kv = RankKv(self._scheduler)
+        kv = RankKv(self._scheduler.token_to_kv_pool_allocator.get_kvcache(), describe(self._scheduler))
         self.moves_out = MovesOut(self._scheduler, self, self._batches, kv, data)
         self.moves_in = MovesIn(self._scheduler, self, self._batches, kv, data)
 
@@ -73,6 +73,7 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
+            wire.ResizeKv: self._resize,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -178,6 +179,14 @@ class RankAgent:
                 problems=accounting.find_problems(self),
             )
         )
+
+    def live_requests(self) -> Sequence[Any]:
+        """Those that have not ended, running or waiting."""
+        return list(self._live.values())
+
+    def _resize(self, command: wire.ResizeKv) -> None:
+        self._queue_changed = True
+        self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
 
     def _flush_cache(self, command: wire.FlushCache) -> None:
         self._flush_wanted = True

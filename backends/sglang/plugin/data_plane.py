@@ -9,10 +9,11 @@ from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.context import Outbox
 from meshift.kv_memory.data_thread import DataThread
 from meshift.kv_memory.staging import StagingPool
-from meshift.kv_memory.transport import create_transport
+from meshift.kv_memory.transport import TransportLimits, create_transport
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
 
 START_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
 STAGING_BYTES = 128 << 20
 """Gathered and not yet applied elsewhere, of all moves together. The system gives the memory when it is used."""
 
@@ -34,19 +35,26 @@ class Round:
 class DataPlane:
     """One per rank. Methods are the step thread's; callbacks and handlers run on the data thread."""
 
-    def __init__(self, rank: int, host: str, make_outbox: Callable[[], Outbox]) -> None:
+    def __init__(
+        self, rank: int, host: str, make_outbox: Callable[[], Outbox], limits: TransportLimits | None = None
+    ) -> None:
         self.staging = StagingPool(STAGING_BYTES)
         self._rank = rank
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
         self._lock = threading.Lock()
         self._thread = DataThread(
-            lambda: create_transport("tcp", location=host, rank=rank, staging=self.staging), name="meshift-data"
+            lambda: create_transport("tcp", location=host, rank=rank, staging=self.staging, limits=limits),
+            name="meshift-data",
         )
 
     def start(self) -> None:
         """Listen. Raises TransportError."""
         self._thread.start(timeout_s=START_TIMEOUT_S)
+
+    def close(self) -> bool:
+        """Send and receive nothing more; whether the data thread has ended."""
+        return self._thread.close(timeout_s=CLOSE_TIMEOUT_S)
 
     def open_transfer(self, transfer_id: str, handler: PatchHandler) -> Address:
         """As `DataThread.open_transfer`."""

@@ -4,7 +4,6 @@ import contextlib
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_parallel
 
 from meshift.backends.sglang import wire_moves as wire
 from meshift.kernels import slots as reference
@@ -22,9 +21,10 @@ class RankKv:
     """Tokens are given with their slots; layers and heads are the model's. `Rows` of `kv_memory.staged`, on any
     device. Slots of requests may change between two steps: who reads on another thread must know that they don't."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self._pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-        self.share = describe(scheduler)
+    def __init__(self, pool: Any, share: wire.Share) -> None:
+        """`pool` is SGLang's, `share` what `describe` says of it."""
+        self._pool = pool
+        self.share = share
         self._copies = _fastest_copies(self._pool.device)
 
     def byte_count(self, rectangle: Rectangle) -> int:
@@ -74,6 +74,8 @@ def _fastest_copies(device: str) -> Any:
 
 def describe(scheduler: Any) -> wire.Share:
     """What this rank holds."""
+    from sglang.srt.runtime_context import get_parallel
+
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
     config, parallel = scheduler.model_config, get_parallel()
     heads = getattr(pool, "head_num", 0)

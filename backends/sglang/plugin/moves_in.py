@@ -12,7 +12,8 @@ from meshift.backends.sglang.plugin import grammar, requests
 from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv
-from meshift.backends.sglang.plugin.reservations import Receiver, Reservation, Reservations
+from meshift.backends.sglang.plugin.receiving import Receiver, Reservation
+from meshift.backends.sglang.plugin.reservations import Reservations
 from meshift.kv_memory.transport.base import Address
 from meshift.schemas.base import unpack_tokens
 
