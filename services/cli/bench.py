@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "meshift.benchmarks.tracing", "what tracing costs: requests a second and CPU, off, on, sampled"
     ),
     "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
+    "move": Benchmark("meshift.benchmarks.move", "a request moved between two workers: live, blocking, recomputed"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""
 

@@ -24,6 +24,9 @@ class EngineSettings(BaseModel):
     capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
     page_size: int = Field(1, ge=1, description="tokens a page")
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
+    threads_per_rank: int | None = Field(
+        None, ge=1, description="computing threads of a rank on a CPU; without it, the cores divided by the ranks"
+    )
     prefix_cache: bool = Field(True, description="keep the KV of ended requests for prompts that begin alike")
     data_bytes_per_s: float | None = Field(
         None, gt=0, description="what each rank sends at most of KV of requests that move away; unlimited without it"
@@ -63,6 +66,7 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         capacity_tokens=settings.capacity_tokens,
         page_size=settings.page_size,
         context_tokens_max=settings.context_tokens_max,
+        threads_per_rank=settings.threads_per_rank,
         radix_cache=settings.prefix_cache,
         data_bytes_per_s=settings.data_bytes_per_s,
         start_timeout_s=settings.start_timeout_s,
