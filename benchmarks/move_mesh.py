@@ -147,13 +147,13 @@ class TokenTap:
         """Returns once the condition holds, which is asked after each message. Raises MoveBenchmarkError."""
         try:
             async with asyncio.timeout(WAIT_DEADLINE_S):
-                while not condition():
+                while self._error is None and not condition():
                     self._news.clear()
                     await self._news.wait()
-                    if self._error is not None:
-                        raise self._error
         except TimeoutError:
             raise MoveBenchmarkError(f"{WAIT_DEADLINE_S} s without {what}") from None
+        if self._error is not None:
+            raise self._error
 
 
 class MoveMesh:
