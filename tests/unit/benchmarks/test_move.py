@@ -40,17 +40,20 @@ CIRCUMSTANCES = {
 
 def stream(mode: str, gaps_ms: dict[int, int] | None = None, *, context: int = 256) -> dict[str, Any]:
     """A token every 20 ms; before those in `gaps_ms` the request changes its worker, and so long passes."""
-    now_ns, instance, steps = 0, 1, []
+    now_ns, instance = 0, 1
+    steps: list[list[Any]] = []
+    times_ns: list[int] = []
     for index in range(len(OUTPUT)):
-        changes = gaps_ms is not None and index in gaps_ms
-        instance = 3 - instance if changes else instance
-        now_ns += gaps_ms[index] * MS if gaps_ms is not None and changes else STEP_NS
+        gap_ms = (gaps_ms or {}).get(index)
+        instance = instance if gap_ms is None else 3 - instance
+        now_ns += STEP_NS if gap_ms is None else gap_ms * MS
         steps.append([f"worker-{instance}", index, 1, now_ns])
+        times_ns.append(now_ns)
     return {
         "measure": "stream", "name": f"{mode}-0-{context}", "mode": mode, "tokens": context, "prompt": str(context),
         "prompt_tokens": context - 4, "output": list(OUTPUT), "steps": steps, "text": "ab" * len(OUTPUT),
         # The client is 3 ms behind.
-        "chunks": [[step[3] + 3 * MS, 2] for step in steps],
+        "chunks": [[time_ns + 3 * MS, 2] for time_ns in times_ns],
         "token_chars": [2 * (index + 1) for index in range(len(OUTPUT))],
     }  # fmt: skip
 
@@ -89,17 +92,17 @@ def beside(pairs: int = 4) -> list[dict[str, Any]]:
     now_ns = 0
     for pair in range(pairs):
         for kind, wall_ms in (("quiet", 20), ("move", 21)):
-            window = {"measure": "window", "pair": pair, "kind": kind, "mover": "m", "begin_ns": now_ns}
+            begin_ns = now_ns
             for step in range(7):
                 now_ns += wall_ms * MS
-                cpu_ns = (now_ns // 2) if kind == "quiet" else now_ns // 2 + step * MS // 2
+                cpu_ns = now_ns // 2 + (step * MS // 2 if kind == "move" else 0)
                 samples.append(a_step("worker-1", now_ns, cpu_ns, ["a", "m"]))
             for step in range(7):
-                at_ns = window["begin_ns"] + (step + 1) * 20 * MS  # type: ignore[operator]
+                at_ns = begin_ns + (step + 1) * 20 * MS
                 samples.append(a_step("worker-2", at_ns, at_ns // 2, ["b"]))
             samples.append(a_step("worker-2", now_ns, now_ns, ["b", "m"]))
-            ends = {"source": "worker-1", "destination": "worker-2"}
-            samples.append({**window, **ends, "end_ns": now_ns})
+            ends = {"source": "worker-1", "destination": "worker-2", "begin_ns": begin_ns, "end_ns": now_ns}
+            samples.append({"measure": "window", "pair": pair, "kind": kind, "mover": "m", **ends})
             now_ns += 100 * MS
     return samples
 
