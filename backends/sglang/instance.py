@@ -157,6 +157,13 @@ class RankInstance:
             answers = await question.answers(timeout_s)
         return [answer for answer in answers if isinstance(answer, wire.IntegrityReport)]
 
+    async def resize(self, capacity: int, preempt: bool, timeout_s: float) -> list[wire.KvResized]:
+        """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        with self.questions.ask() as question:
+            self.send(wire.ResizeKv(nonce=question.nonce, capacity=capacity, preempt=preempt))
+            answers = await question.answers(timeout_s)
+        return [answer for answer in answers if isinstance(answer, wire.KvResized)]
+
     async def stop(self, deadline_s: float) -> None:
         """End all ranks and remove the sockets. Idempotent; nothing is called after it."""
         self._abandon("the engine was stopped")

@@ -22,6 +22,10 @@ class EngineSettings(BaseModel):
     pipeline_stages: int = Field(1, ge=1, description="stages of the instance's pipeline")
     tensor_ranks: int = Field(1, ge=1, description="tensor-parallel ranks of each stage")
     capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
+    capacity_tokens_max: int | None = Field(None, ge=1, description="how far the KV cache may grow while it serves")
+    layers_per_group: int | None = Field(
+        None, ge=1, description="on a CPU: keep KV in units of so many layers, which go back when the cache shrinks"
+    )
     page_size: int = Field(1, ge=1, description="tokens a page")
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
     threads_per_rank: int | None = Field(
@@ -64,6 +68,8 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         pipeline_stages=settings.pipeline_stages,
         tensor_ranks=settings.tensor_ranks,
         capacity_tokens=settings.capacity_tokens,
+        capacity_tokens_max=settings.capacity_tokens_max,
+        layers_per_group=settings.layers_per_group,
         page_size=settings.page_size,
         context_tokens_max=settings.context_tokens_max,
         threads_per_rank=settings.threads_per_rank,

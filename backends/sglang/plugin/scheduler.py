@@ -10,13 +10,12 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 
 from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
+from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
+from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import describe
 from meshift.kv_memory.transport import TransportLimits
-
-REQUEST_SLACK_TOKENS = 2
-"""SGLang keeps the last two positions of the context, and as many slots, out of use."""
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]
@@ -61,6 +60,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_grammar_manager(self) -> None:
         grammar.register_backend()
         super().init_grammar_manager()
+        grammar.bound_compilations(self.grammar_manager)
 
     def get_output_streamer_class(self) -> type:
         agent = self.agent
@@ -86,6 +86,8 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
 
     def get_init_info(self) -> dict[str, Any]:
         self._check_supported()
+        self.kv_capacity = KvCapacity(self)
+        self.kv_capacity.start_with(os.environ.get(CAPACITY_VARIABLE))
         ours = {
             "capacity": self.max_total_num_tokens,
             "page_size": self.page_size,

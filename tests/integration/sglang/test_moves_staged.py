@@ -28,10 +28,10 @@ async def staged_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFac
         yield rig
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["to stages", "from stages"])
+@pytest_asyncio.fixture(loop_scope="session", params=["there", "back"])
 async def pair(request: pytest.FixtureRequest, base_engine: Rig, staged_engine: Rig) -> AsyncIterator[MovePair]:
     pair = pair_of(base_engine, staged_engine)
-    yield pair if request.param == "to stages" else pair.reversed()
+    yield pair if request.param == "there" else pair.reversed()
     await pair.settle()
 
 
