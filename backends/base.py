@@ -73,6 +73,16 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassUsage:
+    """The requests in the batch that have one execution priority."""
+
+    execution: int
+    running: int
+    used: int
+    """Their tokens with memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
 
@@ -88,6 +98,10 @@ class EngineLoad:
     queued_demand: int
     step_count: int
     """Grows with every step; a watchdog compares it while something runs."""
+    usages: tuple[ClassUsage, ...] = ()
+    """By execution priority, ascending. Empty: nothing runs."""
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the start: what was found in a cache, or moved here, doesn't count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +147,41 @@ class Engine(Protocol):
 
 class EngineStartError(Exception):
     """The engine didn't come up; the message says why, with the tail of its log."""
+
+
+# ---- resizing KV memory (PipeLive, section 4) ----
+
+
+@dataclass(frozen=True, slots=True)
+class KvResized:
+    """What came of a resize; in tokens unless said."""
+
+    capacity: int
+    """Now."""
+    request_tokens_max: int
+    """Prompt plus output of one request, from now on."""
+    evicted: int
+    """Of cached prefixes, which go first."""
+    preempted: int
+    """Requests that lost their memory and wait again."""
+    released_bytes: int
+    """Given back to the system, by all ranks."""
+    resident_bytes: int
+    """Held by all ranks, as the system counts."""
+    reason: str
+    """Why it isn't the capacity that was asked for; empty if it is."""
+    duration_ns: int
+    """Of the slowest rank's step thread."""
+
+
+@runtime_checkable
+class ResizableEngine(Engine, Protocol):
+    """An engine whose KV memory grows and shrinks while it runs."""
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """Come as close to `capacity` tokens (whole pages) as can be, at one point of the request stream on all ranks.
+        Cached prefixes go first; running requests keep their memory unless `preempt`. Raises TimeoutError,
+        ConnectionError, Unavailable."""
 
 
 # ---- moving requests (Llumnix, section 4.2) ----
@@ -269,8 +318,8 @@ class MovableEngine(Engine, Protocol):
         """Source: the destination owns it; free its memory (its KV may stay as a cached prefix). No event follows."""
 
     async def resume(self, key: MoveKey, attempt: int) -> None:
-        """Source: the move failed; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the old attempt reach
-        the listener under the old key first."""
+        """Source: the move failed, or never began; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the
+        old attempt reach the listener under the old key first."""
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float

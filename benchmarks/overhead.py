@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,10 +41,9 @@ OTHERS_CORES_MAX = 0.1
 """Both sides compute at a low priority, so on full cores others take much from them, and not always alike."""
 
 QUICK_PAIRS = 3
+QUICK_REQUESTS = 16
 QUICK_FIRST_TOKEN_PAIRS = 20
 WARM_UP_CHATS = 4
-WARM_UP_OUTPUT_TOKENS = 8
-WARM_UP_SEED = 1_000_000
 FIRST_TOKEN_OUTPUT_TOKENS = 4
 CHAT_DEADLINE_S = 120.0
 WORDS = ("sea", "lamp", "bread", "moon", "road", "winter", "clock", "dog", "river", "tall", "green", "slow", "seven")
@@ -55,7 +54,7 @@ class OverheadSettings(BenchmarkSettings):
 
     model: str = Field("smollm2", description="a prepared model's name, or a folder")
     pairs: int = Field(5, ge=1, description="runs at saturation of each side (--quick: 3)")
-    requests: int = Field(24, ge=1, description="requests of a run")
+    requests: int = Field(24, ge=1, description="requests of a run (--quick: 16)")
     concurrency: int = Field(8, ge=1, description="requests at once")
     input_tokens: int = Field(64, ge=1, description="length of a prompt")
     output_tokens: int = Field(32, ge=1, description="length of an answer")
@@ -123,12 +122,9 @@ async def _run(settings: OverheadSettings, model: Path, folder: Path) -> Samples
 async def measure_throughput(
     settings: OverheadSettings, model: Path, servers: Servers, samples: Samples, folder: Path
 ) -> None:
-    """Pairs of runs with equal prompts; who comes first alternates. Before them a short run of each side, with
-    prompts of its own, pays for what is done once."""
-    load = Load(model, settings.requests, settings.concurrency, settings.input_tokens, settings.output_tokens)
-    warm_up = replace(load, requests=settings.concurrency, output_tokens=WARM_UP_OUTPUT_TOKENS)
-    for side in SIDES:
-        await bench_serving(servers.urls[side], warm_up, WARM_UP_SEED + settings.seed, folder / f"{side}-warm-up.jsonl")
+    """Pairs of runs with equal prompts; who comes first alternates."""
+    requests = QUICK_REQUESTS if settings.quick else settings.requests
+    load = Load(model, requests, settings.concurrency, settings.input_tokens, settings.output_tokens)
     for pair in range(QUICK_PAIRS if settings.quick else settings.pairs):
         for side in alternating(pair):
             before, begin_s = servers.cpu_s(), time.monotonic()
@@ -150,6 +146,11 @@ async def measure_first_tokens(settings: OverheadSettings, model: str, servers: 
         httpx.AsyncClient(base_url=servers.urls["mesh"], timeout=CHAT_DEADLINE_S) as mesh,
     ):
         clients: dict[Side, httpx.AsyncClient] = {"bare": bare, "mesh": mesh}
+        for side, client in clients.items():
+            # Batches as large as those at saturation, before anything counts.
+            bodies = [short_chat(model, chance) for _ in range(settings.concurrency)]
+            await asyncio.gather(*(stream_chat(client, body) for body in bodies))
+            print(f"{side} is warm", flush=True)
         for pair in range(-WARM_UP_CHATS, pairs):
             body = short_chat(model, chance)
             for side in alternating(pair):

@@ -26,6 +26,7 @@ from meshift.client.errors import broken, refusal
 from meshift.schemas.admin import DrainBody, InstanceList, OpenRequest, RequestList
 from meshift.schemas.errors import InternalError, PeerGone
 from meshift.schemas.instances import DrainReply, LoadReport
+from meshift.schemas.memory import MemoryBody, MemoryReply
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_MAX_S = 120.0
@@ -98,6 +99,15 @@ class MeshClient:
         """Let an instance finish its requests and leave. Returns when it has begun."""
         path = f"/admin/instances/{quote(instance_id, safe='')}/drain"
         return await self._ask(DrainReply, "POST", path, DrainBody(deadline_s=deadline_s).model_dump())
+
+    async def memory(self, instance_id: str) -> LoadReport:
+        """An instance's newest report: its KV memory, in tokens."""
+        return await self._ask(LoadReport, "GET", f"/admin/instances/{quote(instance_id, safe='')}/memory")
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """Change an instance's KV capacity while it serves; what was done."""
+        path = f"/admin/instances/{quote(instance_id, safe='')}/memory"
+        return await self._ask(MemoryReply, "POST", path, body.model_dump())
 
     # ---- HTTP
 

@@ -32,6 +32,19 @@ class ModelInfo(Part):
     layers: int
 
 
+class ClassLoad(Part):
+    """Running requests of one priority class on one instance. Tokens unless said."""
+
+    name: str
+    execution: int
+    """The least execution priority of the class."""
+    running: int
+    """Requests."""
+    used: int
+    headroom: int = 0
+    """What the instance keeps free for the class while some of it runs; shared by those."""
+
+
 class LoadReport(Message):
     """Worker -> all, every report interval. Tokens unless said. used + cached + free + reserved = capacity."""
 
@@ -54,9 +67,13 @@ class LoadReport(Message):
     queued_demand: int
     """What all waiting requests need to start."""
     headroom: int = 0
-    """Virtual usage beyond the physical one, for priorities."""
+    """Virtual usage beyond the physical one, for priorities: that of `classes` together."""
+    classes: tuple[ClassLoad, ...] = ()
+    """The priority classes that run here, the most protected first; empty if the worker tells none apart."""
     layout_epoch: int = 0
     step_count: int = 0
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the engine's start."""
 
 
 class InstanceGone(Message):
@@ -89,17 +106,42 @@ class DispatchRequest(Message):
     priority: Priority = Priority()
     excluded: tuple[Owner, ...] = ()
     """Owners that just failed or refused it."""
+    may_wait: bool = False
+    """Whether the frontend understands a reply without an owner."""
+    waited_s: float = Field(default=0.0, ge=0.0)
+    """How long it has waited for room already: its place among those that wait."""
 
 
 class DispatchReply(Message):
     """Scheduler -> frontend."""
 
     kind: Literal["dispatch_reply"] = "dispatch_reply"
-    owner: Owner
+    owner: Owner | None
+    """None, to one that may wait: there is room nowhere yet; ask again."""
     scheduler_id: str
     incarnation: int
     reason: str = ""
     """Why this one, for traces."""
+
+
+class MovePair(Message):
+    """Scheduler -> source: give requests to `destination` until your freeness is `until_freeness` again, or the pair's
+    time is over. A worker obeys the newest incarnation of a scheduler, and its newest pair only."""
+
+    kind: Literal["move_pair"] = "move_pair"
+    scheduler_id: str
+    incarnation: int
+    """The scheduler's."""
+    source: Owner
+    destination: Owner
+    tokens_max: int = Field(ge=0)
+    """What the destination has free: nothing larger is to be sent."""
+    until_freeness: float = Field(allow_inf_nan=False)
+    """Decode steps."""
+    ttl_s: float = Field(gt=0.0, le=60.0, allow_inf_nan=False)
+    waiting: bool = False
+    """Give the request that waits at the head of the queue, which has no KV to copy, and no running one."""
+    reason: str = ""
 
 
 class DrainRequest(Message):

@@ -27,6 +27,17 @@ INSTALL_ATTEMPTS_MAX = 2
 LOG_TAIL_LINES = 15
 STAMP_NAME = ".meshift-stamp"
 COMPLETE_NAME = ".meshift-complete"
+COMPILED_NAME = ".meshift-compiled"
+NO_BYTECODE_VARIABLE = "PYTHONDONTWRITEBYTECODE"
+STARTED_MODULES = (
+    "meshift.services.cli.up",
+    "meshift.services.frontend.main",
+    "meshift.services.scheduler.main",
+    "meshift.services.worker.main",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+)
+"""What processes of a mesh import, and with it all that those import."""
 PATH_FILE_NAME = "_meshift_packages.pth"
 LOCK_NAME = "requirements.lock"
 MODEL_NAME = "smollm2"
@@ -117,6 +128,7 @@ def set_up(checkout: Checkout, *, with_model: bool) -> None:
         else:
             build_packages(checkout)
             build_venv(checkout)
+            compile_imports(checkout)
             prune(checkout)
         if with_model and not checkout.model.exists():
             prepare_model(checkout)
@@ -282,6 +294,24 @@ def install_project(checkout: Checkout) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SetupError(f"installing meshift failed:\n{done.stdout}{done.stderr}")
+
+
+def compile_imports(checkout: Checkout) -> None:
+    """Have Python keep the bytecode of what a mesh imports, once for each cached environment: pip doesn't make it here,
+    and where users or images forbid Python to write any, each rank would compile SGLang anew, in half a minute."""
+    marker = checkout.packages / COMPILED_NAME
+    with locked(checkout.packages.with_suffix(".lock"), "the package cache"):
+        if marker.exists():
+            return
+        say("packages: compiling what a mesh imports (once; a minute)")
+        allowed = {name: value for name, value in os.environ.items() if name != NO_BYTECODE_VARIABLE}
+        for module in STARTED_MODULES:
+            command = [str(checkout.python), "-c", f"import {module}"]
+            done = subprocess.run(command, env=allowed, capture_output=True, text=True, check=False)
+            if done.returncode:
+                # It would fail later too, and say it better there.
+                say(f"packages: {module} can't be imported: {done.stderr.strip().splitlines()[-1:]}")
+        marker.touch()
 
 
 def prepare_model(checkout: Checkout) -> None:

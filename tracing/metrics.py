@@ -125,6 +125,30 @@ BATCHES_LOST: Final = Metric(
     names.METRIC_BATCHES_LOST, _C, "Token messages that the bus did not take; they are asked for.", ("instance_id",)
 )
 
+MOVES: Final = Metric(
+    names.METRIC_MOVES, _C, "Moves away that ended, by mode, outcome, and refusal (`none`, or why it came to nothing).",
+    ("instance_id", "mode", "outcome", "refusal"),
+)  # fmt: skip
+MOVES_IN: Final = Metric(
+    names.METRIC_MOVES_IN, _C, "Moves to this instance that ended: committed or aborted.", ("instance_id", "outcome")
+)
+MOVES_RUNNING: Final = Metric(
+    names.METRIC_MOVES_RUNNING, _G, "Moves under way: out of this instance, or into it.", ("instance_id", "direction")
+)
+MOVE_DURATION: Final = Metric(
+    names.METRIC_MOVE_DURATION, _H, "From the order to the change of owner.", ("instance_id",), "seconds"
+)
+MOVE_FROZEN: Final = Metric(
+    names.METRIC_MOVE_FROZEN,
+    _H,
+    "From a request's last step at the source until the destination may step it.",
+    ("instance_id",),
+    "seconds",
+)
+MOVE_ROUNDS: Final = Metric(names.METRIC_MOVE_ROUNDS, _C, "Rounds of KV sent for moves.", ("instance_id",))
+MOVE_TOKENS: Final = Metric(names.METRIC_MOVE_TOKENS, _C, "Tokens whose KV was sent for moves.", ("instance_id",))
+MOVE_BYTES: Final = Metric(names.METRIC_MOVE_BYTES, _C, "KV sent for moves.", ("instance_id",), "bytes")
+
 # ---- scheduler ----
 
 DISPATCHES: Final = Metric(

@@ -22,6 +22,7 @@ One move of a request gives one trace, which links the request's `meshift.genera
 at the destination goes on in its own trace: a `meshift.generate` below that of the source.
 
     meshift.move                      source worker: from the order to the outcome
+    +-- meshift.decide                scheduler: where to, if the order names no destination
     +-- meshift.move.reserve          asks the destination for room, once a round
     +-- meshift.move.round            one live round of the copy
     |   +-- meshift.move.transfer     on the data plane: until every rank has applied it
@@ -146,7 +147,6 @@ MOVE_MODE: Final = "meshift.move.mode"
 MOVE_OUTCOME: Final = "meshift.move.outcome"
 MOVE_REFUSAL: Final = "meshift.move.refusal"
 MOVE_ROUNDS: Final = "meshift.move.rounds"
-MOVE_DIRECTION: Final = "meshift.move.direction"
 TRANSFER_GATHER: Final = "meshift.transfer.gather"
 """Seconds of the step thread."""
 TRANSFER_DURATION: Final = "meshift.transfer.duration"
@@ -202,11 +202,13 @@ METRIC_LEASES_ENDED: Final = "meshift.leases.ended"
 METRIC_BATCHES_LOST: Final = "meshift.batches.lost"
 
 METRIC_MOVES: Final = "meshift.moves"
-"""Counter, {move}, by `MOVE_OUTCOME`."""
-METRIC_MOVE_DOWNTIME: Final = "meshift.move.downtime"
-"""Histogram, s: from the last step at the source to the first at the destination."""
-METRIC_TRANSFER_BYTES: Final = "meshift.transfer.io"
-"""Counter, By."""
+METRIC_MOVES_RUNNING: Final = "meshift.moves.running"
+METRIC_MOVES_IN: Final = "meshift.moves.in"
+METRIC_MOVE_DURATION: Final = "meshift.move.duration"
+METRIC_MOVE_FROZEN: Final = "meshift.move.frozen_time"
+METRIC_MOVE_ROUNDS: Final = "meshift.move.copy_rounds"
+METRIC_MOVE_TOKENS: Final = "meshift.move.tokens"
+METRIC_MOVE_BYTES: Final = "meshift.move.io"
 METRIC_RECONFIGURE_STOP: Final = "meshift.reconfigure.stop"
 """Histogram, s: how long a commit holds the pipeline."""
 

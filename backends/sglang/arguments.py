@@ -1,17 +1,23 @@
 """From settings to SGLang's server arguments and the ranks' environment. Pure; nothing of SGLang is imported."""
 
+import json
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from meshift.backends.sglang.plugin.activate import (
+    CAPACITY_VARIABLE,
     CPU_ATTENTION_NAME,
     CPU_PLATFORM_NAME,
     CPU_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
+    LAYERS_PER_GROUP_VARIABLE,
 )
 from meshift.backends.sglang.settings import SglangSettings
+from meshift.kv_memory.layout import split_evenly
+from meshift.kv_memory.stacking import DEFAULT_PAGE_TOKENS_CPU
 
 CHUNKED_PREFILL_TOKENS_CPU = 512
 RUNNING_REQUESTS_MAX_CPU = 256
@@ -41,7 +47,7 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
         "served_model_name": settings.model_name,
         "tp_size": settings.tensor_ranks,
         "pp_size": settings.pipeline_stages,
-        "page_size": settings.page_size,
+        "page_size": page_size(settings),
         "disable_radix_cache": not settings.radix_cache,
         "random_seed": settings.random_seed,
         "log_level": settings.log_level,
@@ -59,7 +65,7 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
     }
     arguments |= _device_arguments(settings)
     optional = {
-        "max_total_tokens": settings.capacity_tokens,
+        "max_total_tokens": settings.capacity_tokens_max or settings.capacity_tokens,
         "context_length": settings.context_tokens_max,
         "max_running_requests": settings.max_running_requests,
         "chunked_prefill_size": settings.chunked_prefill_size,
@@ -69,6 +75,23 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
     return arguments | settings.extra_server_args
+
+
+def page_size(settings: SglangSettings) -> int:
+    """Tokens a page: with stacked layers a page fills a unit, so it has more than one token."""
+    if settings.layers_per_group is not None and settings.page_size == 1:
+        return DEFAULT_PAGE_TOKENS_CPU
+    return settings.page_size
+
+
+def layer_partition(settings: SglangSettings) -> tuple[int, ...] | None:
+    """Layers of each stage, if SGLang shall not choose: with stacked layers a split is at a group's boundary."""
+    if settings.layer_partition is not None or settings.layers_per_group is None or settings.pipeline_stages == 1:
+        return settings.layer_partition
+    layers = json.loads((settings.model_path / "config.json").read_text())["num_hidden_layers"]
+    k = settings.layers_per_group
+    bounds = [min(end * k, layers) for _, end in split_evenly(-(-layers // k), settings.pipeline_stages)]
+    return tuple(end - start for start, end in pairwise([0, *bounds]))
 
 
 def _device_arguments(settings: SglangSettings) -> dict[str, Any]:
@@ -93,10 +116,15 @@ def rank_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[
     environment |= {ENGINE_VARIABLE: "1", "SGLANG_USE_PICKLE_IPC": "0", "PYTHONUNBUFFERED": "1"}
     if settings.model_path.exists():
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if settings.layer_partition is not None:
-        environment["SGLANG_PP_LAYER_PARTITION"] = ",".join(map(str, settings.layer_partition))
+    partition = layer_partition(settings)
+    if partition is not None:
+        environment["SGLANG_PP_LAYER_PARTITION"] = ",".join(map(str, partition))
+    if settings.capacity_tokens_max is not None and settings.capacity_tokens is not None:
+        environment[CAPACITY_VARIABLE] = str(settings.capacity_tokens)
     if resolved_device(settings) == "cpu":
         environment |= _cpu_environment(settings, base)
+        if settings.layers_per_group is not None:
+            environment[LAYERS_PER_GROUP_VARIABLE] = str(settings.layers_per_group)
     return environment
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from meshift.backends.base import (
@@ -17,6 +18,7 @@ from meshift.backends.base import (
     EngineRequest,
     EngineStartError,
     FrozenRequest,
+    KvResized,
     MoveBegun,
     MoveKey,
     MoveRefused,
@@ -265,6 +267,29 @@ class SglangEngine:
         except RanksDiffer as error:
             self._fail(str(error))
             raise MoveRefused(str(error), Refusal.BROKEN) from error
+
+    # ---- memory ----
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """See `ResizableEngine.resize_kv`."""
+        if self._state is not EngineState.RUNNING or self._limits is None:
+            raise Unavailable(f"the engine is {self._state}")
+        answers = await self._instance.resize(capacity, preempt, INTEGRITY_TIMEOUT_S)
+        first = answers[0]
+        decisions = {(a.iteration, a.capacity, a.request_tokens_max, a.preempted) for a in answers}
+        if len(decisions) != 1:
+            raise AssertionError(f"ranks differ: {decisions}")
+        self._limits = replace(self._limits, tokens_max=first.request_tokens_max)
+        return KvResized(
+            capacity=first.capacity,
+            request_tokens_max=first.request_tokens_max,
+            evicted=first.evicted,
+            preempted=first.preempted,
+            released_bytes=sum(answer.released_bytes for answer in answers),
+            resident_bytes=sum(answer.resident_bytes for answer in answers),
+            reason=first.reason,
+            duration_ns=max(answer.duration_ns for answer in answers),
+        )
 
     # ---- state ----
 

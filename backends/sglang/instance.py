@@ -96,6 +96,7 @@ class RankInstance:
                 commands_address=link.commands_address,
                 reports_address=link.reports_address,
                 data_host=settings.data_host,
+                data_bytes_per_s=settings.data_bytes_per_s,
                 rendezvous_port=port,
             )
             spec_path = link.folder / f"rank{rank}.json"
@@ -155,6 +156,13 @@ class RankInstance:
             self.send(wire.CheckIntegrity(nonce=question.nonce))
             answers = await question.answers(timeout_s)
         return [answer for answer in answers if isinstance(answer, wire.IntegrityReport)]
+
+    async def resize(self, capacity: int, preempt: bool, timeout_s: float) -> list[wire.KvResized]:
+        """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        with self.questions.ask() as question:
+            self.send(wire.ResizeKv(nonce=question.nonce, capacity=capacity, preempt=preempt))
+            answers = await question.answers(timeout_s)
+        return [answer for answer in answers if isinstance(answer, wire.KvResized)]
 
     async def stop(self, deadline_s: float) -> None:
         """End all ranks and remove the sockets. Idempotent; nothing is called after it."""

@@ -49,7 +49,7 @@ def main() -> None:
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     outbox = Outbox(spec.reports_address)
-    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host)
+    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host, spec.data_bytes_per_s)
     install(context)
     try:
         _serve(spec, context)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from meshift.backends.base import EngineLoad, EngineRequest, TokenEvent
+from meshift.backends.base import ClassUsage, EngineLoad, EngineRequest, TokenEvent
 from meshift.backends.sglang import wire
 from meshift.schemas.base import pack_tokens, unpack_tokens
 from meshift.schemas.errors import InvalidRequest
@@ -29,6 +29,16 @@ class _Entry:
     submitted_ns: int
     rid: str
     """SGLang's name of it; that of its first key here."""
+    first_index: int
+    prompt: int
+    execution: int
+    moved: bool
+    """It came by a move."""
+
+    @property
+    def runs(self) -> bool:
+        """It came with its KV, or has given a token here. One that was preempted since counts too: nobody says so."""
+        return self.moved or self.next_index > self.first_index
 
 
 class RequestTable:
@@ -59,7 +69,16 @@ class RequestTable:
         ticket = next(self._numbers)
         self._tickets[request.key] = ticket
         rid = wire.encode_rid(request.key)
-        self._entries[ticket] = _Entry(request.key, len(request.output), self._clock_ns(), rid)
+        self._entries[ticket] = _Entry(
+            request.key,
+            len(request.output),
+            self._clock_ns(),
+            rid,
+            first_index=len(request.output),
+            prompt=len(request.prompt),
+            execution=request.priority.execution,
+            moved=moved,
+        )
         if not moved:
             self._submits += 1
             self._unseen.append((self._submits, len(request.prompt) + len(request.output)))
@@ -148,7 +167,22 @@ class RequestTable:
             head_demand=snapshot.head_demand if snapshot.waiting else first_unseen,
             queued_demand=snapshot.queued_demand + unseen_demand,
             step_count=snapshot.step_count,
+            usages=self._usages(snapshot),
+            prefill_tokens=snapshot.prefill_tokens,
         )
+
+    def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:
+        """Of those that have given a token. Where all have one priority, the ranks' own figures."""
+        executions = {entry.execution for entry in self._entries.values() if entry.runs}
+        if len(executions) == 1 and snapshot.running:
+            return (ClassUsage(executions.pop(), snapshot.running, snapshot.used),)
+        requests = dict.fromkeys(sorted(executions), 0)
+        tokens = dict.fromkeys(requests, 0)
+        for entry in self._entries.values():
+            if entry.runs:
+                requests[entry.execution] += 1
+                tokens[entry.execution] += entry.prompt + entry.next_index
+        return tuple(ClassUsage(execution, requests[execution], tokens[execution]) for execution in requests)
 
 
 def _submit_command(request: EngineRequest, ticket: int, seed: int) -> wire.Submit:

@@ -28,7 +28,13 @@ class SglangSettings(BaseModel):
     """Layers of each stage; None: as even as possible."""
     capacity_tokens: int | None = Field(default=8192, ge=16)
     """KV slots; None: SGLang sizes the pool by the free memory (not on a CPU, where other processes share it)."""
+    capacity_tokens_max: int | None = Field(default=None, ge=16)
+    """How far `resize_kv` may grow it; None: not beyond `capacity_tokens`."""
+    layers_per_group: int | None = Field(default=None, ge=1)
+    """On a CPU, keep KV in units of so many stacked layers, each given back to the system by itself when the capacity
+    shrinks (PipeLive's k; its default is 4). None: in SGLang's own buffers."""
     page_size: int = Field(default=1, ge=1)
+    """Tokens a page; with `layers_per_group`, 1 means 16."""
     context_tokens_max: int | None = Field(default=None, ge=1)
     """Of prompt plus output; None: the model's own."""
     dtype: str | None = None
@@ -47,6 +53,8 @@ class SglangSettings(BaseModel):
     data_host: str = "127.0.0.1"
     """The IP address of this host at which KV of requests arrives that move here; ports are the system's choice. The
     data plane is not encrypted: it must be an address in a trusted network."""
+    data_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """What each rank sends at most of KV of requests that move away, all together; None: as fast as it goes."""
     verify_moves: bool = False
     """Compare the KV of each request that moves at both ends. For tests and debugging: it takes time while the request
     is frozen."""
@@ -66,6 +74,8 @@ class SglangSettings(BaseModel):
             raise ValueError(
                 f"layer_partition names {len(self.layer_partition)} stages, pipeline_stages {self.pipeline_stages}"
             )
+        if self.capacity_tokens_max is not None and self.capacity_tokens_max < (self.capacity_tokens or 0):
+            raise ValueError("capacity_tokens_max is below capacity_tokens")
         if self.overlap and self.pipeline_stages > 1:
             raise ValueError("SGLang's overlap scheduler runs one stage only")
         return self

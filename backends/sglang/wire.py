@@ -66,6 +66,16 @@ class FlushCache(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     """Drop all cached prefixes, if nothing runs."""
 
 
+class ResizeKv(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.resize"):
+    """Change the number of KV slots; each rank answers with `KvResized`."""
+
+    nonce: int
+    capacity: int
+    """In tokens; whole pages of them."""
+    preempt: bool
+    """Whether running requests may lose their memory for it."""
+
+
 class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.commit"):
     """Run a request that has moved here: with its KV, if its first `computed` tokens have theirs in the reservation of
     that `rid`, or by computing all of it, if `computed` is 0. `CommittedAt`."""
@@ -76,7 +86,9 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="me
     state: moves.MovedState
 
 
-Command = Submit | Cancel | CheckIntegrity | FlushCache | Commit | moves.SourceCommand | moves.DestinationCommand
+Command = (
+    Submit | Cancel | CheckIntegrity | FlushCache | ResizeKv | Commit | moves.SourceCommand | moves.DestinationCommand
+)
 COMMANDS: Final = get_args(Command)
 
 # ---- reports: rank -> worker ----
@@ -119,6 +131,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     step_count: int
     submits_seen: int
     """Submits that the ranks have taken out of the stream so far."""
+    prefill_tokens: int = 0
 
 
 class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -169,7 +182,28 @@ class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     problems: list[str]
 
 
-Answer = IntegrityReport | moves.Answer
+class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="resized"):
+    """A rank's answer to ResizeKv. Equal on all ranks but for bytes and duration."""
+
+    rank: int
+    nonce: int
+    iteration: int
+    capacity: int
+    """Now, in tokens."""
+    request_tokens_max: int
+    """Prompt plus output of one request, from now on."""
+    evicted: int
+    """Tokens of cached prefixes that had to go."""
+    preempted: int
+    """Requests that lost their memory and wait again."""
+    released_bytes: int
+    resident_bytes: int
+    reason: str
+    """Why the capacity isn't what was asked for; empty if it is."""
+    duration_ns: int
+
+
+Answer = IntegrityReport | KvResized | moves.Answer
 """What a rank says to a question, by its nonce."""
 
 Report = RankPhase | RankReady | LoadSnapshot | StepReport | moves.Applied | Answer

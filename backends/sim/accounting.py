@@ -1,8 +1,11 @@
 """What the engine reports of its memory, and the check that it is true."""
 
-from meshift.backends.base import EngineLoad
+from meshift.backends.base import ClassUsage, EngineLoad
 from meshift.backends.sim.core import EngineCore, Work
 from meshift.backends.sim.lifecycle import RequestState
+
+RUNS = frozenset((RequestState.PREFILL, RequestState.JOINING, RequestState.RUNNING))
+"""What `running` counts."""
 
 
 def snapshot(core: EngineCore) -> EngineLoad:
@@ -20,7 +23,28 @@ def snapshot(core: EngineCore) -> EngineLoad:
         head_demand=queue.head_demand * page_size,
         queued_demand=queue.demand * page_size,
         step_count=core.steps,
+        usages=usages(core),
+        prefill_tokens=core.prefill_tokens,
     )
+
+
+def usages(core: EngineCore) -> tuple[ClassUsage, ...]:
+    """The running requests by execution priority."""
+    if not core.running:
+        return ()
+    if not core.requests.has_priorities:
+        return (ClassUsage(0, core.running, (core.pool.used + core.taken()) * core.parameters.page_size),)
+    page_size, pages_of = core.parameters.page_size, core.parameters.pages_of
+    requests: dict[int, int] = {}
+    tokens: dict[int, int] = {}
+    for request in core.requests:
+        if request.state not in RUNS:
+            continue
+        execution = request.priority.execution
+        requests[execution] = requests.get(execution, 0) + 1
+        pages = pages_of(core.counts(request)[0]) if request.state is RequestState.RUNNING else request.pages
+        tokens[execution] = tokens.get(execution, 0) + pages * page_size
+    return tuple(ClassUsage(execution, requests[execution], tokens[execution]) for execution in sorted(requests))
 
 
 def check(core: EngineCore, promised: int) -> None:

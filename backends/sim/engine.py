@@ -24,6 +24,7 @@ from meshift.backends.base import (
 from meshift.backends.sim import accounting
 from meshift.backends.sim.clock import Clock
 from meshift.backends.sim.core import Emit, EngineCore
+from meshift.backends.sim.lifecycle import RequestState
 from meshift.backends.sim.moves_in import MovesIn
 from meshift.backends.sim.moves_out import MovesOut
 from meshift.backends.sim.outbox import Outbox
@@ -144,6 +145,15 @@ class SimEngine:
             self._parts.outbox.close()
         if self._transport is not None:
             await self._transport.close()
+
+    def held_tokens(self, key: RequestKey) -> int | None:
+        """Tokens of a request with KV, 0 while it waits; None in its prefill, out of the batch, or if it isn't here."""
+        request = None if self._parts is None else self._parts.core.requests.get(key)
+        if self._parts is None or request is None:
+            return None
+        if request.state is RequestState.WAITING:
+            return 0
+        return self._parts.core.counts(request)[0] if request.state is RequestState.RUNNING else None
 
     # ---- faults, and what a simulation may ask beside
 

@@ -17,6 +17,8 @@ class RequestTable:
         self._requests: dict[RequestKey, SimRequest] = {}
         self._seen: BoundedSet[RequestKey] = BoundedSet(KEYS_REMEMBERED_MAX)
         self._arrivals = 0
+        self.has_priorities = False
+        """Whether a request with an execution priority other than 0 was ever here."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -36,6 +38,7 @@ class RequestTable:
         """It is here."""
         self._arrivals += 1
         request.sequence = self._arrivals
+        self.has_priorities |= request.priority.execution != 0
         self._enter(request)
 
     def remove(self, request: SimRequest) -> None:

@@ -13,11 +13,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from nats.aio.subscription import Subscription as NatsSubscription
-from nats.errors import ConnectionClosedError, ConnectionDrainingError, OutboundBufferLimitError
-from nats.micro.request import ERROR_CODE_HEADER
-from nats.nuid import NUID
-
 from meshift.schemas.base import Message
 from meshift.schemas.errors import (
     BusClosed,
@@ -40,6 +35,8 @@ from meshift.services.bus.codec import encode
 from meshift.services.bus.nats_answers import check_wire_size, encode_answer
 from meshift.services.bus.nats_client import STATUS_HEADER, BusClient, Inlet, Receiver, parse_headers
 from meshift.services.bus.nats_connection import NatsConnection
+from meshift.services.bus.nats_library import ERROR_CODE_HEADER, NUID, errors
+from meshift.services.bus.nats_library import Subscription as NatsSubscription
 from meshift.services.bus.nats_micro import MicroService, Request
 from meshift.services.bus.nats_outbox import Action, Outbox, Outgoing
 from meshift.services.bus.nats_settings import NatsSettings
@@ -304,7 +301,7 @@ class NatsBus:
                 check_wire_size(item.payload, item.headers, client.max_payload)
                 headers = dict(item.headers) if item.headers else None
                 await client.publish(item.subject, item.payload, reply=item.reply, headers=headers)
-        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+        except (errors.OutboundBufferLimitError, errors.ConnectionClosedError, errors.ConnectionDrainingError):
             await asyncio.sleep(0)
             return False
         except Exception as error:

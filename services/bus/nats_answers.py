@@ -1,11 +1,10 @@
 """The wire form of answers and errors, and the sizes that a server takes."""
 
-from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
-
 from meshift.schemas.base import Message
 from meshift.schemas.errors import ErrorReply, MessageTooLarge
 from meshift.services.bus.base import Headers
 from meshift.services.bus.codec import encode
+from meshift.services.bus.nats_library import ERROR_CODE_HEADER, ERROR_HEADER
 
 ERROR_TEXT_CHARS_MAX = 256
 """Of an error's text, what also goes into a header, for the `nats` tools; the whole stands in the body."""

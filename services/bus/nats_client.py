@@ -14,10 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from nats.aio.client import Client
-from nats.aio.subscription import Subscription
-
 from meshift.services.bus.base import Headers
+from meshift.services.bus.nats_library import Client, Subscription
 from meshift.services.bus.nats_parser import MessageParser
 
 Receiver = Callable[[bytes, bytes, bytes, bytes | None], None]

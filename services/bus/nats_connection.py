@@ -7,11 +7,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import nats.errors
-from nats.aio.client import Server
-
 from meshift.schemas.errors import PeerTimeout
 from meshift.services.bus.nats_client import BusClient
+from meshift.services.bus.nats_library import Server, errors
 from meshift.services.bus.nats_settings import NatsSettings
 from meshift.services.bus.receiver import Reception
 from meshift.services.bus.tasks import end_task
@@ -101,7 +99,7 @@ class NatsConnection:
             try:
                 await client.connect(**self._options())
                 await self._attach(client)
-            except (nats.errors.Error, OSError, TimeoutError) as error:
+            except (errors.Error, OSError, TimeoutError) as error:
                 await self._discard(client)
                 await self._on_error(error)
                 await asyncio.sleep(self._next_wait_s())

@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from nats.micro.service import Endpoint as MicroEndpoint
-from nats.micro.service import EndpointConfig, Service, ServiceConfig
-from nats.micro.service import EndpointStats as MicroStats
-
 import meshift
 from meshift.services.bus.base import ServiceInfo
 from meshift.services.bus.nats_client import BusClient, Inlet
+from meshift.services.bus.nats_library import EndpointConfig, MicroEndpoint, MicroStats, ServiceConfig
+from meshift.services.bus.nats_library import MicroService as Service
 from meshift.services.bus.receiver import Endpoint
 
 NANOSECONDS = 1_000_000_000

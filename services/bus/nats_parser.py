@@ -7,8 +7,7 @@ third of what it costs to receive one.
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from nats.errors import ProtocolError
-from nats.protocol.parser import Parser
+from meshift.services.bus.nats_library import Parser, errors
 
 OnMessage = Callable[[int, bytes, bytes, bytes, bytes | None], Awaitable[None] | None]
 """Takes the subscription's number, subject, reply subject, payload and headers; an awaitable is awaited."""
@@ -71,4 +70,4 @@ def _first_line(line: bytes) -> tuple[int, bytes, bytes, int, int]:
             return int(words[2]), words[1], words[3] if len(words) == 5 else b"", 0, int(words[-1])
         return int(words[2]), words[1], words[3] if len(words) == 6 else b"", int(words[-2]), int(words[-1])
     except (IndexError, ValueError):
-        raise ProtocolError(f"nats: malformed message: {line[:64]!r}") from None
+        raise errors.ProtocolError(f"nats: malformed message: {line[:64]!r}") from None

@@ -17,11 +17,13 @@ class Benchmark:
 
 BENCHMARKS: dict[str, Benchmark] = {
     "simulation": Benchmark("meshift.benchmarks.simulation", "what the simulator costs: 16 instances, 10,000 requests"),
+    "simulate": Benchmark("meshift.benchmarks.simulate", "policies on a simulated cluster: latencies, fragmentation"),
     "failover": Benchmark("meshift.benchmarks.failover", "kill -9 of a worker and of the scheduler under real streams"),
     "bus": Benchmark("meshift.benchmarks.bus", "the typed bus against bare nats-py"),
     "tracing": Benchmark(
         "meshift.benchmarks.tracing", "what tracing costs: requests a second and CPU, off, on, sampled"
     ),
+    "kv": Benchmark("meshift.benchmarks.kv", "KV memory: utilisation by stacking, compaction, memory given back"),
     "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""

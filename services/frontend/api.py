@@ -6,6 +6,7 @@ from typing import Protocol
 
 from meshift.schemas.admin import OpenRequest
 from meshift.schemas.instances import DrainReply, LoadReport, ModelInfo
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
 
@@ -65,6 +66,10 @@ class Frontend(Protocol):
     async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
         """Let an instance finish its requests and leave. Returns when it has begun. Raises NotFound, PeerTimeout, or
         what the instance refuses with."""
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """Change an instance's KV capacity while it serves. Raises NotFound, PeerTimeout, or what the instance refuses
+        with."""
 
     async def generate(self, request: GenerateRequest) -> TokenStream:
         """Dispatch and submit; returns when an owner has taken it. Raises InvalidRequest, ContextTooLong, NotFound

@@ -22,6 +22,7 @@ from meshift.schemas.instances import (
     WorkerStatus,
 )
 from meshift.schemas.logprobs import Logprobs, unpack_logprobs
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest
 from meshift.schemas.moves import Fence, FenceReply, FenceVerdict
 from meshift.schemas.requests import Finish, Lease, ReplayReply, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
@@ -53,6 +54,7 @@ class FrontendOptions(BaseModel):
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
     dispatch_timeout_s: float = Field(0.5, gt=0, description="deadline of a dispatch; then bypass mode")
     submit_timeout_s: float = Field(2.0, gt=0, description="deadline of a submission; then another owner")
+    memory_timeout_s: float = Field(60.0, gt=0, description="deadline of a change of KV memory")
     place_deadline_s: float = Field(5.0, gt=0, description="time to find an owner for a new request")
     resume_deadline_s: float = Field(120.0, gt=0, description="time to find a new owner for a stream that lost its own")
     retry_s: float = Field(0.1, gt=0, description="pause before all owners are tried again")
@@ -129,6 +131,15 @@ class FrontendCore:
             subject = subjects.worker_drain(subjects.check_name(instance_id))
             request, timeout_s = DrainRequest(deadline_s=deadline_s), self._options.submit_timeout_s
             return await self._bus.request(subject, request, DrainReply, timeout_s=timeout_s)
+        except (ValueError, PeerGone) as error:
+            raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """See `api.Frontend.resize_memory`."""
+        try:
+            subject = subjects.worker_memory(subjects.check_name(instance_id))
+            request, timeout_s = MemoryRequest(resize=body), self._options.memory_timeout_s
+            return await self._bus.request(subject, request, MemoryReply, timeout_s=timeout_s)
         except (ValueError, PeerGone) as error:
             raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
 

@@ -1,5 +1,6 @@
 """Where a request goes: the scheduler says, or, when it doesn't answer, this frontend itself (bypass mode)."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -9,12 +10,14 @@ from meshift.schemas.identity import FrontendRef, Owner
 from meshift.schemas.instances import DispatchReply, DispatchRequest, SchedulerReport
 from meshift.services.bus.base import Bus
 from meshift.services.frontend.counters import FrontendCounters
-from meshift.services.frontend.streams import Stream
+from meshift.services.frontend.streams import Stream, StreamState
 from meshift.services.instances import InstanceView
 from meshift.tracing import names
-from meshift.tracing.spans import Span
 
 logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 0.05
+"""Pause before a scheduler that has room nowhere is asked again; it has let the question wait already."""
 
 
 class Dispatcher:
@@ -37,21 +40,30 @@ class Dispatcher:
             logger.info("scheduler %s#%d answers", report.scheduler_id, report.incarnation)
         self.scheduler_alive = True
 
-    async def choose(self, stream: Stream, excluded: Sequence[Owner]) -> Owner:
-        """An owner for the stream's next attempt. Raises NotFound (nobody serves the model), Unavailable."""
+    async def choose(self, stream: Stream, excluded: Sequence[Owner]) -> Owner | None:
+        """An owner for the stream's next attempt; None if the stream ended while it waited for room. Raises NotFound
+        (nobody serves the model), Unavailable."""
         with stream.trace.step(names.DISPATCH) as span:
-            if self.scheduler_alive:
-                owner = await self._ask_scheduler(stream, excluded, span)
-                if owner is not None:
+            since_s = self._now_s()
+            while self.scheduler_alive and stream.state is StreamState.SUBMITTING:
+                reply = await self._ask_scheduler(stream, excluded, self._now_s() - since_s)
+                if reply is None:
+                    break
+                if reply.owner is not None:
                     self._counters.placed_by_scheduler += 1
-                    return owner
+                    span.set_attribute(names.OWNER, str(reply.owner))
+                    span.set_attribute(names.DISPATCH_REASON, reply.reason)
+                    return reply.owner
+                await asyncio.sleep(ASK_AGAIN_S)
+            if stream.state is not StreamState.SUBMITTING:
+                return None
             span.set_attribute(names.DISPATCH_BYPASS, True)
             owner = self._bypass(stream.request.model, excluded)
             self._counters.placed_in_bypass += 1
             span.set_attribute(names.OWNER, str(owner))
             return owner
 
-    async def _ask_scheduler(self, stream: Stream, excluded: Sequence[Owner], span: Span) -> Owner | None:
+    async def _ask_scheduler(self, stream: Stream, excluded: Sequence[Owner], waited_s: float) -> DispatchReply | None:
         request = stream.request
         ask = DispatchRequest(
             request_id=request.request_id,
@@ -61,20 +73,23 @@ class Dispatcher:
             demand=len(request.prompt) + len(stream.output),
             priority=request.priority,
             excluded=tuple(excluded),
+            may_wait=True,
+            waited_s=waited_s,
         )
         try:
-            reply = await self._bus.request(subjects.DISPATCH, ask, DispatchReply, timeout_s=self._timeout_s)
+            return await self._bus.request(subjects.DISPATCH, ask, DispatchReply, timeout_s=self._timeout_s)
         except PeerError as error:
             if self.scheduler_alive:
                 logger.warning("scheduler lost, dispatching without it: %s", error)
             self.scheduler_alive = False
-            return None
         except (NotFound, OverloadError):
             # A scheduler that has just started doesn't know the instances yet; this frontend may.
-            return None
-        span.set_attribute(names.OWNER, str(reply.owner))
-        span.set_attribute(names.DISPATCH_REASON, reply.reason)
-        return reply.owner
+            pass
+        return None
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     def _bypass(self, model: str, excluded: Sequence[Owner]) -> Owner:
         served = sorted({known.report.model.name for known in self._view})

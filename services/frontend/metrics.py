@@ -10,6 +10,7 @@ from meshift.services.exposition import counter, gauge, histogram
 from meshift.services.frontend.core import FrontendCore
 from meshift.services.frontend.http.observing import HttpCounters
 from meshift.services.scheduler.policy.freeness import dispatch_freeness
+from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.tracing import metrics
 
 
@@ -66,5 +67,8 @@ def instance_families(reports: list[LoadReport]) -> Iterator[Family]:
     yield gauge(metrics.KV_CAPACITY, {(name,): report.capacity for name, report in by_name.items()})
     yield gauge(metrics.KV_TOKENS, tokens)
     yield gauge(metrics.REQUESTS, requests)
-    yield gauge(metrics.FREENESS, {(name,): dispatch_freeness(report, 0, 0) for name, report in by_name.items()})
+    freeness: dict[tuple[str, ...], float] = {
+        (name,): dispatch_freeness(InstanceObservation(report)) for name, report in by_name.items()
+    }
+    yield gauge(metrics.FREENESS, freeness)
     yield gauge(metrics.INSTANCE_STATE, states)

@@ -71,7 +71,7 @@ class Placement:
                 excluded = []
                 await asyncio.sleep(self._options.retry_s)
                 continue
-            if stream.state is not StreamState.SUBMITTING:
+            if owner is None or stream.state is not StreamState.SUBMITTING:
                 return
             refusal = await self._submit(stream, owner)
             if refusal is None:

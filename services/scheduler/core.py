@@ -1,6 +1,9 @@
 """The scheduler service: keeps the view, answers dispatches. No durable state: load reports rebuild it."""
 
 import asyncio
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -11,24 +14,31 @@ from meshift.schemas.instances import (
     DispatchReply,
     DispatchRequest,
     InstanceGone,
+    InstanceState,
     LoadReport,
     SchedulerReport,
 )
 from meshift.services.bus.base import Bus, ServiceInfo
-from meshift.services.instances import InstanceView
+from meshift.services.instances import InstanceView, KnownInstance
 from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
-from meshift.services.scheduler.counters import FITS, WAITS, SchedulerCounters
-from meshift.services.scheduler.policy.dispatch import Candidate, DispatchDecision, choose_instance
+from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
+from meshift.services.scheduler.holding import Holding
+from meshift.services.scheduler.migration import Migration
+from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
+from meshift.services.scheduler.policy.observation import InstanceObservation
+from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
+from meshift.services.scheduler.policy.settings import PolicySettings
 from meshift.tracing import names
 from meshift.tracing.spans import NO_TRACER, Attributes, SpanKind, Tracer, child
 
 
 class SchedulerOptions(BaseModel):
-    """Timing of the scheduler."""
+    """Timing and policy of the scheduler."""
 
     report_interval_s: float = Field(0.5, gt=0, description="how often it says that it lives")
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
+    scheduling: PolicySettings = Field(default_factory=PolicySettings, description="the policies' own settings")
 
 
 class SchedulerCore:
@@ -44,7 +54,11 @@ class SchedulerCore:
         self._bus = bus
         self._view = InstanceView(options.instance_timeout_s)
         self._charges = Charges()
+        self._rounds = PairingRounds()
         self._turn = 0
+        self.settings = options.scheduling
+        self._holding = Holding(self._decide_and_charge)
+        self._migration = Migration(scheduler_id, incarnation, bus, self.counters)
         self._periodic = Periodic(options.report_interval_s, self._report)
 
     async def start(self) -> None:
@@ -59,32 +73,92 @@ class SchedulerCore:
     async def stop(self) -> None:
         """Leave the bus. Idempotent."""
         self._periodic.stop()
+        self._holding.release()
         await self._bus.close()
 
     def instances(self) -> list[LoadReport]:
         """The newest reports of the live instances."""
         return [known.report for known in self._view]
 
+    def observations(self) -> list[InstanceObservation]:
+        """The live instances, as decisions see them."""
+        return [self._observe(known) for known in self._view]
+
+    def _observe(self, known: KnownInstance) -> InstanceObservation:
+        tokens, requests = self._charges.charged(known.owner)
+        return InstanceObservation(known.report, tokens, requests, self._migration.moving_in(known.owner))
+
+    def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
+        """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
+        self.settings = self.settings.replaced(changes)
+        self._holding.pump()
+        return self.settings
+
+    def plans(self) -> Mapping[str, PairingPlan]:
+        """The newest migration plan of each model."""
+        return self._migration.plans
+
+    def held(self) -> int:
+        """Dispatches that wait for room."""
+        return len(self._holding)
+
     def _on_report(self, report: LoadReport) -> None:
         for lost in self._view.on_report(report, self._now_s()):
-            self._charges.forget(lost)
+            self._forget(lost)
+        if self._view.get(report.owner) is None:
+            return
         self._charges.on_report(report.owner)
+        self._migration.on_report(report.owner)
+        if self._rounds.on_report(report.owner, len(self._view)):
+            self._on_round(self._rounds.take())
+
+    def _on_round(self, fresh: frozenset[Owner]) -> None:
+        """All have reported. Who waits is placed first; what is left may take moves."""
+        self._holding.pump()
+        if self.settings.moves:
+            models = sorted({known.report.model.name for known in self._view})
+            self._migration.run(models, partial(self._movable, fresh), self.settings, self._now_s())
+
+    def _movable(self, fresh: frozenset[Owner], model: str) -> list[InstanceObservation]:
+        states = (InstanceState.READY, InstanceState.DRAINING)
+        return [
+            self._observe(known)
+            for known in self._view
+            if known.owner in fresh and known.report.model.name == model and known.report.state in states
+        ]
 
     def _on_gone(self, gone: InstanceGone) -> None:
         self._view.on_gone(gone.owner)
-        self._charges.forget(gone.owner)
+        self._forget(gone.owner)
 
-    def _on_dispatch(self, request: DispatchRequest) -> DispatchReply:
+    def _forget(self, owner: Owner) -> None:
+        self._charges.forget(owner)
+        self._rounds.forget(owner)
+        self._migration.forget(owner)
+
+    def _on_dispatch(self, request: DispatchRequest) -> DispatchReply | Coroutine[Any, Any, DispatchReply]:
         begin_s = self._now_s()
         self._expire()
         try:
-            decision = self._decide(request) if self._tracer is NO_TRACER else self._decide_traced(request)
+            decision = self._decide_traced(request) if self._tracer is not NO_TRACER else self._decide(request)
         except MeshError as error:
             self.counters.decided(error.code, self._now_s() - begin_s)
             raise
-        self._turn += 1
-        self._charges.charge(decision.owner, request.demand)
-        self.counters.decided(FITS if decision.fits else WAITS, self._now_s() - begin_s)
+        if decision.owner is None:
+            return self._hold(request, decision, begin_s)
+        self._charge(request, decision)
+        return self._answer(decision, begin_s)
+
+    async def _hold(self, request: DispatchRequest, decision: DispatchDecision, begin_s: float) -> DispatchReply:
+        hold_s = self.settings.dispatch.hold_s_max
+        placed = await self._holding.wait(request, self._now_s(), hold_s)
+        return self._answer(placed or decision, begin_s)
+
+    def _answer(self, decision: DispatchDecision, begin_s: float) -> DispatchReply:
+        if decision.owner is None:
+            self.counters.decided(HELD, self._now_s() - begin_s)
+        else:
+            self.counters.decided(FITS if decision.fits else WAITS, self._now_s() - begin_s)
         return DispatchReply(
             owner=decision.owner,
             scheduler_id=self._id,
@@ -92,30 +166,45 @@ class SchedulerCore:
             reason=decision.reason,
         )
 
+    def _decide_and_charge(self, request: DispatchRequest) -> DispatchDecision:
+        decision = self._decide(request)
+        self._charge(request, decision)
+        return decision
+
+    def _charge(self, request: DispatchRequest, decision: DispatchDecision) -> None:
+        if decision.owner is not None:
+            self._turn += 1
+            self._charges.charge(decision.owner, request.demand)
+
     def _decide_traced(self, request: DispatchRequest) -> DispatchDecision:
         attributes: Attributes = {
             names.REQUEST_ID: request.request_id,
             names.ATTEMPT: request.attempt,
             names.REQUEST_MODEL: request.model,
             names.DISPATCH_DEMAND: request.demand,
-            names.DISPATCH_CANDIDATES: len(self._candidates(request.model, request.excluded)),
         }
         with child(self._tracer, names.DECIDE, attributes, kind=SpanKind.SERVER) as span:
             decision = self._decide(request)
+            span.set_attribute(names.DISPATCH_CANDIDATES, len(decision.instances))
             span.set_attribute(names.OWNER, str(decision.owner))
             span.set_attribute(names.DISPATCH_REASON, decision.reason)
             return decision
 
     def _decide(self, request: DispatchRequest) -> DispatchDecision:
-        candidates = self._candidates(request.model, request.excluded)
-        decision = choose_instance(candidates, request.demand, self._turn)
+        decision = choose_instance(
+            self._candidates(request.model, request.excluded),
+            request.demand,
+            self._turn,
+            self.settings,
+            may_wait=request.may_wait,
+        )
         if decision is None:
             raise self._nowhere(request.model)
         return decision
 
-    def _candidates(self, model: str, excluded: tuple[Owner, ...]) -> list[Candidate]:
+    def _candidates(self, model: str, excluded: tuple[Owner, ...]) -> list[InstanceObservation]:
         return [
-            Candidate(known.report, *self._charges.charged(known.owner))
+            self._observe(known)
             for known in self._view
             if known.takes_requests and known.report.model.name == model and known.owner not in excluded
         ]
@@ -133,7 +222,7 @@ class SchedulerCore:
 
     def _expire(self) -> None:
         for owner in self._view.expire(self._now_s()):
-            self._charges.forget(owner)
+            self._forget(owner)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

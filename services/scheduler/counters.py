@@ -7,6 +7,7 @@ from meshift.tracing.histogram import DECISION_BOUNDS_S, Histogram
 
 FITS = "fits"
 WAITS = "waits"
+HELD = "held"
 
 
 @dataclass(slots=True)
@@ -14,7 +15,9 @@ class SchedulerCounters:
     """Since the start."""
 
     dispatches: dict[str, int] = field(default_factory=dict)
-    """By decision: `fits`, `waits` (for room), or the code of the refusal."""
+    """By decision: `fits`, `waits` (for room, there), `held` (told to ask again), or the code of the refusal."""
+    pairs: int = 0
+    """Sources told to give requests to a destination."""
     duration: Histogram = field(default_factory=partial(Histogram, DECISION_BOUNDS_S))
 
     def decided(self, decision: str, duration_s: float) -> None:

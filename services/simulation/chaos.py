@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshift.kv_memory.transport import FaultRates
 from meshift.services.simulation.mesh import SimulatedMesh
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ class Trouble(StrEnum):
     KILL_FRONTEND = "kill_frontend"
     PARTITION = "partition"
     LOSSY_WIRES = "lossy_wires"
+    CUT_DATA_PLANE = "cut_data_plane"
+    LOSSY_DATA_PLANE = "lossy_data_plane"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Event:
     """Names of services; for a partition, one side of it."""
     duration_s: float = 0.0
     strength: float = 0.0
-    """For lossy wires: probability that a message is dropped; it is duplicated and delayed at least as often."""
+    """For lossy wires: probability that a message is dropped; it is duplicated and delayed at least as often. For a
+    lossy data plane, that a patch is corrupted, or comes twice; it is lost a quarter as often."""
     one_way: bool = False
 
 
@@ -55,6 +59,10 @@ def plan(rng: random.Random, workers: list[str], frontends: list[str], until_s: 
             events.append(Event(at_s, trouble, side, duration_s, one_way=rng.random() < 0.3))
         elif trouble is Trouble.LOSSY_WIRES:
             events.append(Event(at_s, trouble, (), duration_s, strength=rng.choice((0.01, 0.05, 0.2, 0.5))))
+        elif trouble is Trouble.LOSSY_DATA_PLANE:
+            events.append(Event(at_s, trouble, (), duration_s, strength=rng.choice((0.05, 0.2, 0.5))))
+        elif trouble is Trouble.CUT_DATA_PLANE:
+            events.append(Event(at_s, trouble, tuple(sorted(rng.sample(workers, 2))), duration_s))
         elif trouble is Trouble.KILL_FRONTEND:
             events.append(Event(at_s, trouble, (rng.choice(frontends),), duration_s))
         elif trouble is Trouble.KILL_SCHEDULER:
@@ -76,6 +84,8 @@ class Chaos:
             Trouble.DRAIN_WORKER: self._drain,
             Trouble.PARTITION: self._partition,
             Trouble.LOSSY_WIRES: self._lossy,
+            Trouble.CUT_DATA_PLANE: self._cut_data_plane,
+            Trouble.LOSSY_DATA_PLANE: self._lossy_data_plane,
         }
 
     async def run(self) -> None:
@@ -145,3 +155,18 @@ class Chaos:
         faults = self._mesh.faults
         faults.set(drop=event.strength, duplicate=0.05, delay=0.2, delay_s_max=0.5)
         return faults.set
+
+    def _cut_data_plane(self, event: Event) -> Callable[[], None]:
+        fabric = self._mesh.fabric
+        one, other = (str(self._mesh.workers[name].core.owner) for name in event.targets)
+        fabric.partition(one, other)
+        return lambda: fabric.heal(one, other)
+
+    def _lossy_data_plane(self, event: Event) -> Callable[[], None]:
+        fabric, rate = self._mesh.fabric, event.strength
+        fabric.faults = FaultRates(lost=rate / 4, corrupted=rate, duplicated=rate, acknowledgement_lost=rate / 4)
+
+        def heal() -> None:
+            fabric.faults = FaultRates()
+
+        return heal

@@ -15,6 +15,8 @@ from meshift.services.simulation import virtual_time
 from meshift.services.simulation.chaos import Chaos, Event, plan
 from meshift.services.simulation.clients import Client, Outcome, make_request
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
+from meshift.services.simulation.movers import Mover
+from meshift.services.simulation.referee import Referee
 from meshift.services.simulation.workload import Arrival
 from meshift.services.worker.options import WorkerOptions
 
@@ -26,6 +28,9 @@ TROUBLE_S = 15.0
 CLIENT_DEADLINE_S = 300.0
 SETTLE_S = 30.0
 """After the last request: leases, tombstones of frontends that died, restarts."""
+
+MOVES_PER_S = 3.0
+LOOK_S = 0.05
 
 LOGPROBS = (None, 0, None, 3)
 """What requests ask for, in turn."""
@@ -41,6 +46,8 @@ class ChaosResult:
     seed: int
     outcomes: tuple[Outcome, ...]
     virtual_s: float
+    moves: dict[tuple[str, str, str], int]
+    """How many, by mode, outcome and refusal."""
 
     def digest(self) -> int:
         """The same for the same course of events."""
@@ -78,6 +85,10 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
     await mesh.start()
     rng = random.Random(f"requests/{seed}")
     loop = asyncio.get_running_loop()
+    referee = Referee(mesh, LOOK_S)
+    referee.start()
+    mover = Mover(mesh, random.Random(f"moves/{seed}"), MOVES_PER_S)
+    moving = loop.create_task(mover.run(TROUBLE_S))
     trouble = loop.create_task(Chaos(mesh, planned_events(seed, events)).run())
     clients = []
     for number, arrival in enumerate(_arrivals(rng, requests)):
@@ -86,14 +97,16 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
         request = make_request(arrival, DEFAULT_MODEL.name, rng, LOGPROBS[number % len(LOGPROBS)])
         clients.append(loop.create_task(client.run(request, CLIENT_DEADLINE_S)))
     await trouble
+    await moving
     outcomes = tuple([await client for client in clients])
     for outcome in outcomes:
         given = (tuple(outcome.tokens), outcome.logprobs)
         assert given == expected_output(outcome), f"seed {seed}: {outcome.request.request_id} differs"
     await asyncio.sleep(SETTLE_S)
+    referee.check()
     await check_quiet(mesh)
     await mesh.stop()
-    return ChaosResult(seed, outcomes, loop.time())
+    return ChaosResult(seed, outcomes, loop.time(), dict(mover.outcomes))
 
 
 def _options(seed: int) -> MeshOptions:
@@ -125,6 +138,8 @@ async def check_quiet(mesh: SimulatedMesh) -> None:
         assert load.used == load.reserved == load.running == load.waiting == 0, f"{name} still has {load}"
         assert load.free + load.cached == load.capacity, f"{name} leaks: {load}"
         assert node.core.open_requests() == 0, f"{name} keeps {node.core.open_requests()} requests"
+        moves = node.core.moves
+        assert moves.running() == moves.incoming() == 0, f"{name} still moves: {moves.describe()}"
     for name, frontend in mesh.frontends.items():
         assert frontend.open_streams() == 0, f"{name} has {frontend.open_streams()} streams"
         assert frontend.scheduler_alive(), f"{name} is in bypass mode"

@@ -28,6 +28,10 @@ class Outcome:
     finish: Finish | None = None
     tries: int = 0
     attempts: int = 0
+    owners: list[str] = field(default_factory=list)
+    """The instances that it ran on, one after another, as its client's reads found them."""
+    moves: int = 0
+    """Within the last attempt."""
     pause_s_max: float = 0.0
     """Longest time between two chunks."""
 
@@ -36,7 +40,8 @@ def make_request(arrival: Arrival, model: str, rng: random.Random, logprobs: int
     """Random token ids in, exactly as many out as the workload says."""
     prompt = array("i", rng.choices(PROMPT_TOKENS, k=arrival.input_tokens))
     sampling = Sampling(max_new_tokens=arrival.output_tokens, temperature=0.0, ignore_eos=True, logprobs=logprobs)
-    return GenerateRequest(arrival.request_id, model, prompt, sampling, Priority())
+    priority = Priority(scheduling=arrival.priority, execution=arrival.priority)
+    return GenerateRequest(arrival.request_id, model, prompt, sampling, priority)
 
 
 class FrontendDied(Exception):
@@ -92,6 +97,10 @@ class Client:
             outcome.first_s = now_s if outcome.first_s is None else outcome.first_s
             outcome.last_s = now_s
             outcome.finish = chunk.finish
+            owner = handle.stream.owner
+            if owner is not None and outcome.owners[-1:] != [owner.instance_id]:
+                outcome.owners.append(owner.instance_id)
         outcome.attempts = handle.stream.attempt
+        outcome.moves = handle.stream.hop
         if outcome.finish is None:
             raise FrontendDied(self._frontend)

@@ -4,14 +4,17 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.services.bus.memory import Mode
 from meshift.services.frontend.core import FrontendOptions
 from meshift.services.simulation import virtual_time
 from meshift.services.simulation.clients import Client, Outcome, make_request
+from meshift.services.simulation.elastic import Elastic
+from meshift.services.simulation.measures import Measures, measure
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
+from meshift.services.simulation.probe import ClusterProbe, ClusterSums
 from meshift.services.simulation.workload import Arrival
 
 CLIENT_DEADLINE_S = 3600.0
@@ -27,6 +30,20 @@ class ServingResult:
     outcomes: tuple[Outcome, ...]
     virtual_s: float
     steps: int
+    sums: ClusterSums = field(default_factory=ClusterSums)
+    instances_paid_mean: float = 0.0
+    """Instances there, those that are starting or draining included; mean over time."""
+
+    def measures(self) -> Measures:
+        """Of all requests."""
+        return measure(self.outcomes, self.sums, self.virtual_s)
+
+    def measures_by_priority(self) -> dict[int, Measures]:
+        """Of each class of requests."""
+        classes: dict[int, list[Outcome]] = {}
+        for outcome in self.outcomes:
+            classes.setdefault(outcome.request.priority.execution, []).append(outcome)
+        return {key: measure(classes[key], self.sums, self.virtual_s) for key in sorted(classes)}
 
     def digest(self) -> str:
         """The same for the same times (to the nanosecond) and tokens: 16 hexadecimal digits."""
@@ -62,6 +79,11 @@ async def _run(options: MeshOptions, arrivals: list[Arrival], on_done: Callable[
     loop = asyncio.get_running_loop()
     mesh = SimulatedMesh(options)
     await mesh.start()
+    probe = ClusterProbe(mesh, options.worker.report_interval_s)
+    probe.start()
+    elastic = Elastic(mesh, options.scheduler.scheduling.scaling, options.worker.report_interval_s)
+    if options.scheduler.scheduling.scaling.enabled:
+        elastic.start()
     rng = random.Random(f"prompts/{options.seed}")
     begin_s = loop.time()
     tasks = []
@@ -74,6 +96,9 @@ async def _run(options: MeshOptions, arrivals: list[Arrival], on_done: Callable[
         outcomes.append(await task)
         on_done(number)
     steps = sum(node.engine.load().step_count for node in mesh.workers.values())
+    probe.stop()
     virtual_s = loop.time()
+    await elastic.stop()
     await mesh.stop()
-    return ServingResult(tuple(outcomes), virtual_s, steps)
+    paid = elastic.instances / elastic.looks if elastic.looks else float(options.instances)
+    return ServingResult(tuple(outcomes), virtual_s, steps, probe.sums, paid)

@@ -23,6 +23,7 @@ from meshift.schemas.instances import (
     InstanceGone,
     InstanceState,
     LoadReport,
+    MovePair,
     StatusRequest,
     WorkerStatus,
 )
@@ -40,8 +41,10 @@ from meshift.services.periodic import Periodic
 from meshift.services.worker import replays, traces
 from meshift.services.worker.counters import WorkerCounters
 from meshift.services.worker.drain import Drain
+from meshift.services.worker.giver import Giver
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
+from meshift.services.worker.memory import KvMemory
 from meshift.services.worker.moves.context import MoveContext
 from meshift.services.worker.moves.destinations import MeshDestinations
 from meshift.services.worker.moves.moved import Moved, MovedAway
@@ -72,6 +75,7 @@ class WorkerCore:
         self._engine = engine
         self._info: EngineInfo | None = None
         self._moves: WorkerMoves | None = None
+        self._giver: Giver | None = None
         self._bus = bus
         self._options = options
         self._requests = RequestTable(options.tombstone_s)
@@ -92,6 +96,7 @@ class WorkerCore:
         await self._bus.start(ServiceInfo("worker", name, "one instance of the engine"))
         self._info = await self._engine.start(self)
         self._moves = self._build_moves(self._info)
+        self._giver = Giver(self.owner, self._engine, self._moves, self._requests, self._options)
         self._enter(LifecycleEvent.ENGINE_READY)
         bus = self._bus
         self._subscriptions = [
@@ -103,7 +108,9 @@ class WorkerCore:
             bus.serve("replay", subjects.worker_replay(name), ReplayRequest, self._on_replay),
             bus.serve("status", subjects.worker_status(name), StatusRequest, self._on_status),
             bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._on_drain),
+            KvMemory(self.owner, self._engine).serve(bus),
             *self._moves.serve(bus),
+            bus.subscribe(subjects.worker_pair(name), MovePair, self._giver.on_pair),
         ]
         self._publish_load(self._engine.load())
         self._periodic.start()
@@ -174,6 +181,8 @@ class WorkerCore:
         self._periodic.stop()
         for subscription in self._subscriptions:
             subscription.close()
+        if self._giver is not None:
+            self._giver.stop()
         if self._moves is not None:
             self._moves.stop()
         self._requests.abandon_traces(reason)
@@ -350,9 +359,15 @@ class WorkerCore:
         self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report(load))
 
     def _load_report(self, load: EngineLoad) -> LoadReport:
-        emitted_ns = round(self._now_s() * 1e9)
-        model = self._engine_info().model
-        return load_report(self.owner, self.state, model, load, sequence=self._sequence, emitted_ns=emitted_ns)
+        return load_report(
+            self.owner,
+            self.state,
+            self._engine_info().model,
+            load,
+            sequence=self._sequence,
+            emitted_ns=round(self._now_s() * 1e9),
+            usage=self._options.virtual_usage,
+        )
 
     def _engine_info(self) -> EngineInfo:
         if self._info is None:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from meshift.services.exposition import counter, gauge
+from meshift.services.exposition import counter, gauge, histogram
 from meshift.services.worker.core import WorkerCore
+from meshift.services.worker.moves.worker_moves import WorkerMoves
 from meshift.tracing import metrics
 
 
@@ -31,5 +32,20 @@ class WorkerCollector(Collector):
             (metrics.RESENT, counters.resent),
             (metrics.LEASES_ENDED, counters.leases_ended),
             (metrics.BATCHES_LOST, counters.batches_lost),
+        ):
+            yield counter(metric, {self._labels: value})
+        yield from self._moves(self._core.moves) if load is not None else ()
+
+    def _moves(self, moves: WorkerMoves) -> Iterator[Family]:
+        counters, name = moves.counters, self._core.owner.instance_id
+        yield counter(metrics.MOVES, {(name, *how): count for how, count in counters.ended.items()})
+        yield counter(metrics.MOVES_IN, {(name, outcome): count for outcome, count in counters.arrived.items()})
+        yield gauge(metrics.MOVES_RUNNING, {(name, "out"): moves.running(), (name, "in"): moves.incoming()})
+        yield histogram(metrics.MOVE_DURATION, {self._labels: counters.durations})
+        yield histogram(metrics.MOVE_FROZEN, {self._labels: counters.frozen})
+        for metric, value in (
+            (metrics.MOVE_ROUNDS, counters.rounds),
+            (metrics.MOVE_TOKENS, counters.tokens),
+            (metrics.MOVE_BYTES, counters.byte_count),
         ):
             yield counter(metric, {self._labels: value})

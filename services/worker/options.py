@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, Field
 
+from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings
+
 
 class WorkerOptions(BaseModel):
     """Timing and bounds of a worker."""
@@ -24,6 +26,13 @@ class WorkerOptions(BaseModel):
     )
     stop_deadline_s: float = Field(
         5.0, gt=0, description="time for the engine's processes to end before they are killed"
+    )
+    gives_max: int = Field(1, ge=1, description="requests that it gives away at once because the scheduler says so")
+    give_cooldown_s: float = Field(5.0, ge=0, description="time in which a request that moved here is given away last")
+    give_growth_tokens: int = Field(32, ge=0, description="room that a request needs beside its tokens to move")
+    give_deadline_s: float = Field(30.0, gt=0, description="deadline of such a move")
+    virtual_usage: VirtualUsageSettings = Field(
+        default_factory=VirtualUsageSettings, description="priority classes and their headroom"
     )
     moves_out_max: int = Field(4, ge=0, description="requests that move away at once")
     moves_in_max: int = Field(8, ge=0, description="requests that move here at once")

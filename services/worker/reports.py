@@ -3,12 +3,21 @@
 from meshift.backends.base import EngineLoad
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState, LoadReport, ModelInfo
+from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings, class_loads
 
 
 def load_report(
-    owner: Owner, state: InstanceState, model: ModelInfo, load: EngineLoad, *, sequence: int, emitted_ns: int
+    owner: Owner,
+    state: InstanceState,
+    model: ModelInfo,
+    load: EngineLoad,
+    *,
+    sequence: int,
+    emitted_ns: int,
+    usage: VirtualUsageSettings,
 ) -> LoadReport:
     """The message."""
+    classes, headroom = class_loads(load.usages, load.capacity, usage)
     return LoadReport(
         owner=owner,
         sequence=sequence,
@@ -24,5 +33,8 @@ def load_report(
         waiting=load.waiting,
         head_demand=load.head_demand,
         queued_demand=load.queued_demand,
+        headroom=headroom,
+        classes=classes,
         step_count=load.step_count,
+        prefill_tokens=load.prefill_tokens,
     )

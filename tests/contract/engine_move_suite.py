@@ -208,6 +208,14 @@ class EngineMoveSuite(MoveStarts):
         await pair.source.finished(stream)
         assert stream.tokens == undisturbed
 
+    async def test_a_new_attempt_without_a_move(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        request = await mover.resume(attempt=2)
+        _, after = await Mover(pair, request).run()
+        await pair.destination.finished(after)
+        assert request.key.attempt == 2
+        assert before.tokens + after.tokens == undisturbed
+
     async def test_a_given_up_move_can_be_tried_again(self, pair: MovePair) -> None:
         undisturbed, mover, before = await self.start(pair)
         await drive_to(mover, "freeze")

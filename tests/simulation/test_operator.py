@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from meshift.schemas.errors import NotFound
+from meshift.schemas.errors import NotFound, Unsupported
 from meshift.schemas.instances import InstanceState
+from meshift.schemas.memory import MemoryBody
 from meshift.services.simulation.mesh import SimulatedMesh
 from tests.support.mesh_kit import SETTLE_S, eight, play, streams
 
@@ -40,5 +41,17 @@ def test_an_instance_is_drained_through_a_frontend() -> None:
         for name in ("worker-9", "no.such*name"):
             with pytest.raises(NotFound, match="there is no instance"):
                 await frontend.drain(name, 60.0)
+
+    play(scenario)
+
+
+def test_an_instance_is_asked_for_another_capacity_through_a_frontend() -> None:
+    async def scenario(mesh: SimulatedMesh) -> None:
+        frontend = mesh.frontends["frontend-0"]
+        with pytest.raises(Unsupported, match="fixed size"):
+            await frontend.resize_memory("worker-0", MemoryBody(capacity=64))
+        for name in ("worker-9", "no.such*name"):
+            with pytest.raises(NotFound, match="there is no instance"):
+                await frontend.resize_memory(name, MemoryBody(capacity=64))
 
     play(scenario)

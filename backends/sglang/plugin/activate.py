@@ -12,6 +12,12 @@ CPU_ATTENTION_NAME = "meshift_cpu"
 CPU_PLATFORM_VARIABLE = "MESHIFT_CPU_PLATFORM"
 """`1`: SGLang runs on this host's CPU, without its compiled CPU kernels; good for a stock server too."""
 
+LAYERS_PER_GROUP_VARIABLE = "MESHIFT_LAYERS_PER_GROUP"
+"""Set: KV memory lies in units of an arena, so many layers stacked in each."""
+
+CAPACITY_VARIABLE = "MESHIFT_KV_CAPACITY"
+"""Set: the KV capacity to start with, in tokens, where SGLang's own setting says how far it may grow."""
+
 ENGINE_VARIABLE = "MESHIFT_ENGINE"
 """`1`: this process is a rank of a meshift worker. Only the worker sets it, for its ranks."""
 

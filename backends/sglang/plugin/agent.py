@@ -46,6 +46,8 @@ class RankAgent:
         self.rank = context.rank
         self.step_ended_ns = 0
         """Monotonic time at which the last step's results were processed."""
+        self.prefill_tokens = 0
+        """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
 
@@ -62,6 +64,7 @@ class RankAgent:
             wire.Cancel: self._cancel,
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
+            wire.ResizeKv: self._resize,
             wire.Commit: self._commit,
             wire_moves.BeginMove: self.moves_out.begin,
             wire_moves.SendDelta: self.moves_out.send,
@@ -92,8 +95,9 @@ class RankAgent:
         if len(self._rows) or self._queue_changed or overdue:
             self._report()
 
-    def end_step(self) -> None:
-        """After a step's results were processed."""
+    def end_step(self, prefilled: int = 0) -> None:
+        """After a step's results were processed, which computed the KV of `prefilled` tokens, if it was a prefill."""
+        self.prefill_tokens += prefilled
         self.step_ended_ns = time.monotonic_ns()
         self._report()
 
@@ -178,6 +182,10 @@ class RankAgent:
                 problems=accounting.find_problems(self),
             )
         )
+
+    def _resize(self, command: wire.ResizeKv) -> None:
+        self._queue_changed = True
+        self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
 
     def _flush_cache(self, command: wire.FlushCache) -> None:
         self._flush_wanted = True

@@ -37,6 +37,8 @@ class RankContext:
     reports_address: str
     data_host: str
     """The address, of this host, at which others' KV arrives."""
+    data_bytes_per_s: float | None = None
+    """What is sent of KV at most; None: no limit."""
 
     @property
     def leads(self) -> bool:

@@ -9,7 +9,7 @@ from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.context import Outbox
 from meshift.kv_memory.data_thread import DataThread
 from meshift.kv_memory.staging import StagingPool
-from meshift.kv_memory.transport import create_transport
+from meshift.kv_memory.transport import TransportLimits, create_transport
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
 
 START_TIMEOUT_S = 30.0
@@ -35,14 +35,17 @@ class Round:
 class DataPlane:
     """One per rank. Methods are the step thread's; callbacks and handlers run on the data thread."""
 
-    def __init__(self, rank: int, host: str, make_outbox: Callable[[], Outbox]) -> None:
+    def __init__(
+        self, rank: int, host: str, make_outbox: Callable[[], Outbox], limits: TransportLimits | None = None
+    ) -> None:
         self.staging = StagingPool(STAGING_BYTES)
         self._rank = rank
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
         self._lock = threading.Lock()
         self._thread = DataThread(
-            lambda: create_transport("tcp", location=host, rank=rank, staging=self.staging), name="meshift-data"
+            lambda: create_transport("tcp", location=host, rank=rank, staging=self.staging, limits=limits),
+            name="meshift-data",
         )
 
     def start(self) -> None:

@@ -20,6 +20,14 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         """No device to pin host memory for."""
         return False
 
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        """Ours for plain K and V."""
+        if kind != "mha":
+            return None
+        from meshift.backends.sglang.plugin.pool import pool_class
+
+        return pool_class()
+
     def get_default_attention_backend(self) -> str:
         """Our own; it falls back to SGLang's `torch_native` by itself."""
         return CPU_ATTENTION_NAME

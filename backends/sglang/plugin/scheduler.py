@@ -10,12 +10,12 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 
 from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
+from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
 from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
+from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import describe
-
-REQUEST_SLACK_TOKENS = 2
-"""SGLang keeps the last two positions of the context, and as many slots, out of use."""
+from meshift.kv_memory.transport import TransportLimits
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]
@@ -28,7 +28,12 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         self._drop_load_snapshot(port_args)
         here = context.current()
         self.agent = RankAgent(self, here)
-        self.data_plane = DataPlane(here.rank, here.data_host, lambda: context.Outbox(here.reports_address))
+        self.data_plane = DataPlane(
+            here.rank,
+            here.data_host,
+            lambda: context.Outbox(here.reports_address),
+            TransportLimits(bytes_per_s=here.data_bytes_per_s),
+        )
         self.data_plane.start()
         # The sockets' threads exist now, the computing ones don't yet: only those are born with this.
         os.setpriority(os.PRIO_PROCESS, 0, COMPUTE_NICENESS)
@@ -55,6 +60,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_grammar_manager(self) -> None:
         grammar.register_backend()
         super().init_grammar_manager()
+        grammar.bound_compilations(self.grammar_manager)
 
     def get_output_streamer_class(self) -> type:
         agent = self.agent
@@ -80,6 +86,8 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
 
     def get_init_info(self) -> dict[str, Any]:
         self._check_supported()
+        self.kv_capacity = KvCapacity(self)
+        self.kv_capacity.start_with(os.environ.get(CAPACITY_VARIABLE))
         ours = {
             "capacity": self.max_total_num_tokens,
             "page_size": self.page_size,
@@ -103,8 +111,9 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return super().get_next_batch_to_run(running_batch=self.agent.at_boundary(running_batch), last_batch=last_batch)
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
+        prefilled = batch.extend_num_tokens if batch.forward_mode.is_extend() else 0
         super().process_batch_result(batch, result)
-        self.agent.end_step()
+        self.agent.end_step(prefilled)
 
     def publish_load_snapshot(self, force: bool = False) -> None:
         return None

@@ -3,7 +3,9 @@
 from fastapi import FastAPI, Request
 
 from meshift.schemas.admin import DrainBody, InstanceList, RequestList
-from meshift.schemas.instances import DrainReply
+from meshift.schemas.errors import NotFound
+from meshift.schemas.instances import DrainReply, LoadReport
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.services.frontend.api import Frontend
 from meshift.services.frontend.http import openapi
 from meshift.services.frontend.http.body import parse_body, read_body
@@ -16,6 +18,18 @@ def add_admin_routes(app: FastAPI, frontend: Frontend, settings: HttpSettings) -
     @app.get("/admin/instances")
     async def instances() -> InstanceList:
         return InstanceList(data=tuple(frontend.instances()))
+
+    @app.get("/admin/instances/{instance_id}/memory", responses=openapi.MEMORY_ERRORS)
+    async def memory(instance_id: str) -> LoadReport:
+        for report in frontend.instances():
+            if report.owner.instance_id == instance_id:
+                return report
+        raise NotFound(f"there is no instance {instance_id!r}", param="instance_id")
+
+    @app.post("/admin/instances/{instance_id}/memory", openapi_extra=openapi.MEMORY_ROUTE)
+    async def resize_memory(instance_id: str, request: Request) -> MemoryReply:
+        body = await read_body(request, bytes_max=settings.body_bytes_max, timeout_s=settings.body_timeout_s)
+        return await frontend.resize_memory(instance_id, parse_body(MemoryBody, body))
 
     @app.get("/admin/requests")
     async def requests() -> RequestList:

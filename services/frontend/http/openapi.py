@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from meshift.schemas.admin import DrainBody
+from meshift.schemas.memory import MemoryBody
 from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
 from meshift.services.frontend.http.schemas import ChatCompletion, ChatRequest, TextCompletion, TextRequest
@@ -106,6 +107,14 @@ DRAIN_ROUTE: dict[str, Any] = {
     },
     "responses": _string_keys(error_responses("400", "404", "504")),
 }
+MEMORY_ERRORS = error_responses("404")
+MEMORY_ROUTE: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {**_schema(MemoryBody), "example": {"capacity": 8192}}},
+    },
+    "responses": _string_keys(error_responses("400", "404", "503", "504")),
+}
 CHAT_ROUTE = completion_route(ChatRequest, ChatCompletion, CHAT_EXAMPLES)
 TEXT_ROUTE = completion_route(TextRequest, TextCompletion, TEXT_EXAMPLES)
 
@@ -127,7 +136,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody)
+    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MemoryBody)
     given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
     modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
     modes += [(model, "serialization") for model in given]

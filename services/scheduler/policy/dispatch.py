@@ -1,50 +1,163 @@
-"""Dispatch: where a new request goes (Llumnix, section 4.4.3, with meshift's check that the prompt fits)."""
+"""Dispatch: where a new request goes (Llumnix, section 4.4.3, and the baselines of its section 6.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshift.schemas.identity import Owner
-from meshift.schemas.instances import LoadReport
-from meshift.services.scheduler.policy.freeness import dispatch_freeness
+from meshift.services.scheduler.policy.freeness import dispatch_freeness, memory_load
+from meshift.services.scheduler.policy.observation import Alternative, Explanation, InstanceObservation
+from meshift.services.scheduler.policy.settings import DispatchSettings, PolicyName, PolicySettings
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An instance that takes requests, and what was sent to it that no report shows yet."""
+class Rank(NamedTuple):
+    """How good an instance is for a prompt: greater is better, compared from left to right."""
 
-    report: LoadReport
-    charged_tokens: int
-    charged_requests: int
-
-    @property
-    def room(self) -> int:
-        """Tokens that a prompt can have at once: free or evictable, less what is already promised."""
-        return self.report.free + self.report.cached - self.report.queued_demand - self.charged_tokens
+    tier: int
+    value: float
+    turn: int
+    """Ties go round-robin: the one that is next has the greatest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchDecision:
-    """The chosen owner, and why."""
+    """Where it goes, or that it waits."""
 
-    owner: Owner
+    owner: Owner | None
+    """None: it fits nowhere and enough others wait at the instances already; ask again when something has changed."""
     reason: str
-    fits: bool = True
+    fits: bool
     """Whether its prompt has room at once."""
+    demand: int
+    turn: int
+    settings: PolicySettings
+    instances: Sequence[InstanceObservation]
+
+    def explain(self) -> Explanation:
+        """Inputs, and each instance's figures with what spoke against it."""
+        alternatives = []
+        for index, instance in enumerate(self.instances):
+            rank = rank_instance(instance, self.demand, (index - self.turn) % len(self.instances), self.settings)
+            chosen = instance.owner == self.owner
+            figures = {
+                "freeness": round(dispatch_freeness(instance), 3),
+                "room": float(instance.room),
+                "load": float(memory_load(instance)),
+                "waiting": float(instance.waiting),
+                "tier": float(rank.tier),
+            }
+            rejected = "" if chosen else self._objection(instance, rank)
+            alternatives.append(Alternative(str(instance.owner), figures, rejected))
+        inputs = {"policy": str(self.settings.policy), "demand": self.demand, "turn": self.turn}
+        decision = "wait" if self.owner is None else str(self.owner)
+        return Explanation(decision, self.reason, inputs, tuple(alternatives))
+
+    def _objection(self, instance: InstanceObservation, rank: Rank) -> str:
+        if self.settings.policy == "round-robin":
+            return "not its turn"
+        if rank.tier == TIER_FULL and self.owner is None:
+            return f"{instance.waiting} requests wait there"
+        if not fits(instance, self.demand, self.settings.dispatch) and self.fits:
+            return f"room for {instance.room} of {self.demand} tokens"
+        if dispatch_freeness(instance) < 0:
+            return "overloaded"
+        return "another is freer"
 
 
-def choose_instance(candidates: Sequence[Candidate], demand: int, turn: int) -> DispatchDecision | None:
-    """The freest instance: one where `demand` tokens fit before one where they don't, one with freeness >= 0 before
-    a negative one, then by freeness. Ties go round-robin by `turn`. None if there are no candidates."""
-    count = len(candidates)
+TIER_FULL, TIER_WAITS, TIER_NEGATIVE, TIER_FITS = range(4)
+"""Where it would lengthen a queue; where it waits next; where it fits, but headroom is kept free; where it fits."""
+
+Ranker = Callable[[InstanceObservation, int, int, PolicySettings], Rank]
+
+
+def choose_instance(
+    instances: Sequence[InstanceObservation],
+    demand: int,
+    turn: int,
+    settings: PolicySettings,
+    *,
+    may_wait: bool = True,
+) -> DispatchDecision | None:
+    """Where `demand` tokens go; None if there are no instances. `turn` counts the dispatches, for ties. Without
+    `may_wait` the decision always has an owner."""
+    count = len(instances)
     if not count:
         return None
+    ranker = RANKERS[settings.policy]
+    ranks = [ranker(instance, demand, -((index - turn) % count), settings) for index, instance in enumerate(instances)]
+    best = max(range(count), key=ranks.__getitem__)
+    chosen, rank = instances[best], ranks[best]
+    holds = may_wait and settings.policy == "meshift" and rank.tier == TIER_FULL
+    placed = fits(chosen, demand, settings.dispatch)
+    return DispatchDecision(
+        owner=None if holds else chosen.owner,
+        reason=_reason(chosen, rank, count, placed, holds, settings),
+        fits=placed and not holds,
+        demand=demand,
+        turn=turn,
+        settings=settings,
+        instances=instances,
+    )
 
-    def rank(index: int) -> tuple[bool, bool, float, int]:
-        candidate = candidates[index]
-        freeness = dispatch_freeness(candidate.report, candidate.charged_tokens, candidate.charged_requests)
-        return (candidate.room >= demand, freeness >= 0, freeness, -((index - turn) % count))
 
-    best = max(range(count), key=rank)
-    fits, _, freeness, _ = rank(best)
-    reason = f"freeness {freeness:.1f}, greatest of {count}" + ("" if fits else "; prompt must wait for room")
-    return DispatchDecision(candidates[best].report.owner, reason, fits)
+def fits(instance: InstanceObservation, demand: int, settings: DispatchSettings) -> bool:
+    """Whether a prompt of `demand` tokens has room there at once, and the batch then has its steps to grow."""
+    report = instance.report
+    batch = report.running + instance.charged_requests + 1
+    return instance.room >= demand + min(settings.margin_steps * batch, report.capacity - demand)
+
+
+def rank_instance(instance: InstanceObservation, demand: int, place: int, settings: PolicySettings) -> Rank:
+    """The rank under these settings; `place` is how many turns it is from being next."""
+    return RANKERS[settings.policy](instance, demand, -place, settings)
+
+
+def _by_fit(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
+    """meshift. Where it fits, the freest; else where it is next and the least is missing."""
+    if fits(instance, demand, settings.dispatch):
+        freeness = dispatch_freeness(instance)
+        return Rank(TIER_FITS if freeness >= 0 else TIER_NEGATIVE, freeness, turn)
+    waits = not settings.dispatch.hold or instance.waiting < settings.dispatch.waiting_max
+    return Rank(TIER_WAITS if waits else TIER_FULL, float(instance.room), turn)
+
+
+def _by_freeness(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
+    """Llumnix: the greatest freeness. One with a negative one gets nothing while another has none, and the least
+    negative one takes it when all are: that is the order of the figures."""
+    return Rank(0, dispatch_freeness(instance, headroom=settings.sees_priorities), turn)
+
+
+def _by_load(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
+    """INFaaS++: the least memory load."""
+    return Rank(0, -float(memory_load(instance)), turn)
+
+
+def _by_turn(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
+    """Round-robin."""
+    return Rank(0, 0.0, turn)
+
+
+RANKERS: Mapping[PolicyName, Ranker] = {
+    "meshift": _by_fit,
+    "llumnix": _by_freeness,
+    "llumnix-base": _by_freeness,
+    "infaas++": _by_load,
+    "central": _by_load,
+    "round-robin": _by_turn,
+}
+
+
+def _reason(
+    chosen: InstanceObservation, rank: Rank, count: int, placed: bool, holds: bool, settings: PolicySettings
+) -> str:
+    if holds:
+        return f"fits on none of {count}, and {settings.dispatch.waiting_max} wait at each already"
+    if settings.policy == "round-robin":
+        text = f"its turn among {count}"
+    elif settings.policy in ("infaas++", "central"):
+        text = f"load of {-rank.value:.0f} tokens, least of {count}"
+    elif settings.policy == "meshift" and not placed:
+        text = f"room for {chosen.room} tokens, most of {count}"
+    else:
+        text = f"freeness {rank.value:.1f}, greatest of {count}"
+    return text if placed else f"{text}; prompt must wait for room"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveRefusal
-from meshift.tracing.histogram import DURATION_BOUNDS_S, LATENCY_BOUNDS_S, Histogram
+from meshift.tracing.histogram import LATENCY_BOUNDS_S, Histogram
 
 NO_REFUSAL = "none"
 
@@ -19,7 +19,7 @@ class MoveCounters:
     byte_count: int = 0
     tokens: int = 0
     rounds: int = 0
-    durations: Histogram = field(default_factory=lambda: Histogram(DURATION_BOUNDS_S))
+    durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     """Of those that moved."""
     frozen: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     """From the last step here to runnable there."""

@@ -50,11 +50,13 @@ class MovedAway:
         moved = self._moved.get(key.request_id)
         return moved if moved is not None and moved.record.key.attempt <= key.attempt else None
 
-    def over(self, key: RequestKey, destination: Owner) -> None:
-        """The destination says that its `key` is over."""
+    def over(self, key: RequestKey, destination: Owner) -> RequestRecord | None:
+        """The destination says that its `key` is over. Returns what was remembered of it."""
         moved = self._moved.get(key.request_id)
-        if moved is not None and (moved.destination_key, moved.destination) == (key, destination):
-            del self._moved[key.request_id]
+        if moved is None or (moved.destination_key, moved.destination) != (key, destination):
+            return None
+        del self._moved[key.request_id]
+        return moved.record
 
     def back(self, request_id: str) -> None:
         """It came back."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from meshift.backends.base import DeltaSent, FrozenRequest, MovableEngine, MoveRefused, Refusal, Reserved
-from meshift.schemas.errors import InvalidRequest, MeshError, MessageTooLarge, PeerGone, PeerTimeout, Stale
+from meshift.schemas.errors import InvalidRequest, MeshError, MessageTooLarge
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.moves import FenceVerdict, MoveMode, MoveOrder, MoveOutcome, MoveRefusal, MoveReport
 from meshift.services.worker.moves.context import MoveContext
@@ -22,7 +22,7 @@ from meshift.services.worker.moves.source_table import (
 )
 from meshift.services.worker.moves.tally import Tally
 from meshift.services.worker.moves.traces import MoveTrace
-from meshift.services.worker.moves.wire import move_key, refusal_of, shortened, unpack_room
+from meshift.services.worker.moves.wire import move_key, refusal_of, refusal_of_error, shortened, unpack_room
 from meshift.services.worker.requests import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,9 @@ class SourceMove:
         self._record.moving = True
         try:
             while self.state not in FINAL:
-                event = self._interrupted() or await self._next_event()
-                self.state = next_state(self.state, event)
+                self._take(self._interrupted() or await self._next_event())
+        except Exception as error:
+            self._fail(error)
         finally:
             self._record.moving = self._record.fencing = False
             report = self.report()
@@ -123,6 +124,9 @@ class SourceMove:
         """Tokens with KV, as far as the listener knows: the newest one's is computed by the next step."""
         return max(self._record.known_tokens - 1, len(self._tokens))
 
+    def _take(self, event: SourceEvent) -> None:
+        self.state = next_state(self.state, event)
+
     def _interrupted(self) -> SourceEvent | None:
         if self._record.over and self.state in END_HOLDS:
             return self._over()
@@ -143,6 +147,15 @@ class SourceMove:
                 await asyncio.sleep(self._context.options.move_retry_s)
                 return _E.NO_ANSWER
             raise
+
+    def _fail(self, error: Exception) -> None:
+        """A bug. Rather than leave the request stopped for ever it is given up here: its frontend goes on elsewhere."""
+        logger.error("the move of %s can't go on, so that it is given up here", self._record.key, exc_info=error)
+        self._tally.note(MoveRefusal.BROKEN, f"{type(error).__name__}: {error}")
+        self.state = _S.ENDED
+        if self._destination is not None:
+            self._context.peers.abort(self._key, self._destination, "the source failed")
+        self._context.close(self._record.key)
 
     # ---- before the commit
 
@@ -191,7 +204,7 @@ class SourceMove:
         try:
             reply = await self._context.peers.reserve(self._key, self._there, self._context.layout, room)
         except MeshError as error:
-            return self._refuse(_peer_refusal(error), f"{self._destination} gives no room: {error}")
+            return self._refuse(refusal_of_error(error), f"{self._destination} gives no room: {error}")
         if reply.room is None:
             self._contacted = held
             assert reply.refusal is not None
@@ -241,7 +254,7 @@ class SourceMove:
             self._tally.note(MoveRefusal.INCOMPATIBLE, str(error))
             return _E.NOT_COMMITTED
         except MeshError as error:
-            self._tally.note(_peer_refusal(error), f"no answer to the commit: {error}")
+            self._tally.note(refusal_of_error(error), f"no answer to the commit: {error}")
             return _E.NO_ANSWER
         if reply.refusal is not None:
             self._tally.note(reply.refusal, f"{self._destination}: {reply.reason}")
@@ -252,7 +265,7 @@ class SourceMove:
         try:
             answer = await self._context.peers.question(self._key, self._there)
         except MeshError as error:
-            self._tally.note(_peer_refusal(error), f"no answer whether it was committed: {error}")
+            self._tally.note(refusal_of_error(error), f"no answer whether it was committed: {error}")
             return _E.NO_ANSWER
         return self._committed(answer.runnable_ns) if answer.committed else _E.NOT_COMMITTED
 
@@ -264,7 +277,7 @@ class SourceMove:
         try:
             reply = await self._context.peers.fence(self._key, self._there, self._record.frontend)
         except MeshError as error:
-            self._tally.note(_peer_refusal(error), f"its frontend doesn't answer: {error}")
+            self._tally.note(refusal_of_error(error), f"its frontend doesn't answer: {error}")
             await asyncio.sleep(self._context.options.move_retry_s)
             return _E.NO_ANSWER
         self._record.fencing = False
@@ -379,11 +392,3 @@ class SourceMove:
     def _count_round(self, delta: DeltaSent) -> None:
         self._trace.round(delta)
         self._tally.round(delta)
-
-
-def _peer_refusal(error: MeshError) -> MoveRefusal:
-    if isinstance(error, Stale):
-        return MoveRefusal.STALE
-    if isinstance(error, PeerGone | PeerTimeout):
-        return MoveRefusal.UNREACHABLE
-    return MoveRefusal.INCOMPATIBLE if isinstance(error, InvalidRequest | MessageTooLarge) else MoveRefusal.BUSY

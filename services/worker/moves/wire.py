@@ -3,6 +3,7 @@
 from meshift.backends.base import MoveKey, Refusal, Reserved
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport.base import Address
+from meshift.schemas.errors import InvalidRequest, MeshError, MessageTooLarge, PeerGone, PeerTimeout, Stale
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.limits import REASON_CHARS_MAX
 from meshift.schemas.moves import MoveLayout, MoveRefusal, MoveRoom, MoveTarget
@@ -16,6 +17,15 @@ def move_key(destination: RequestKey) -> MoveKey:
 def refusal_of(refusal: Refusal) -> MoveRefusal:
     """The same word on the wire."""
     return MoveRefusal(refusal.value)
+
+
+def refusal_of_error(error: MeshError) -> MoveRefusal:
+    """What a peer's error, or its silence, means for a move."""
+    if isinstance(error, Stale):
+        return MoveRefusal.STALE
+    if isinstance(error, PeerGone | PeerTimeout):
+        return MoveRefusal.UNREACHABLE
+    return MoveRefusal.INCOMPATIBLE if isinstance(error, InvalidRequest | MessageTooLarge) else MoveRefusal.BUSY
 
 
 def shortened(reason: object) -> str:

@@ -100,6 +100,10 @@ class WorkerMoves:
         """Moves out that are under way."""
         return len(self._running)
 
+    def incoming(self) -> int:
+        """Moves into it that are under way."""
+        return len(self._incoming)
+
     def moved(self, key: RequestKey) -> Moved | None:
         """Where the request went that was here under that key."""
         return self._context.moved.get(key)
@@ -171,7 +175,10 @@ class WorkerMoves:
     def _on_closed(self, closed: MoveClosed) -> None:
         if closed.owner == self._context.owner:
             for key in closed.keys:
-                self._context.moved.over(key, closed.destination)
+                record = self._context.moved.over(key, closed.destination)
+                if record is not None:
+                    # Whoever moved it here remembers that, too.
+                    self.closed(record)
 
     def _done(self, task: "asyncio.Task[MoveReport]") -> None:
         del self._running[task]

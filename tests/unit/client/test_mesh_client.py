@@ -21,6 +21,8 @@ from meshift.schemas.errors import (
     Unauthorized,
     Unavailable,
 )
+from meshift.schemas.memory import MemoryBody
+from meshift.services.cli import memory
 from meshift.services.cli.drain import DrainSettings, ask
 from meshift.services.cli.errors import CommandError
 from meshift.services.frontend.http import make_access
@@ -116,6 +118,21 @@ async def test_drain_command(shell: Shell) -> None:
     shell.frontend.drain_error = Overloaded("it drains already")
     with pytest.raises(CommandError, match="it drains already"):
         await ask(settings, transport)
+
+
+async def test_memory_command(shell: Shell) -> None:
+    transport = httpx.ASGITransport(app=shell.app)
+    name = shell.frontend.instances()[0].owner.instance_id
+    settings = memory.MemorySettings.model_validate({"instance": name, "url": "http://mesh", "admin_key": ADMIN})
+    shown = memory.describe(await memory.ask(settings, transport))
+    assert f"{shell.frontend.instances()[0].capacity} tokens = " in shown
+    settings = settings.model_copy(update={"capacity": 64, "preempt": True})
+    done = memory.describe(await memory.ask(settings, transport))
+    assert "64 tokens; 32 tokens of cached prefixes and 1 requests went, 3.0 MiB given back, 5.0 MiB held" in done
+    assert "not what was asked for: requests hold the rest" in done
+    assert shell.frontend.resized == [(name, MemoryBody(capacity=64, preempt=True))]
+    with pytest.raises(CommandError, match="there is no instance 'x'"):
+        await memory.ask(settings.model_copy(update={"instance": "x", "capacity": None}), transport)
 
 
 def answering(handler: Callable[[httpx.Request], httpx.Response]) -> MeshClient:

@@ -8,6 +8,7 @@ from meshift.schemas.admin import OpenRequest
 from meshift.schemas.errors import MeshError
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.services.frontend.api import Chunk, GenerateRequest
 
@@ -150,6 +151,7 @@ class FakeFrontend:
     streams: list[FakeStream] = field(default_factory=list)
     still_open: list[OpenRequest] = field(default_factory=list)
     drained: list[tuple[str, float]] = field(default_factory=list)
+    resized: list[tuple[str, MemoryBody]] = field(default_factory=list)
     drain_error: MeshError | None = None
     abandoned: int = 0
     """Calls of `generate` that were cancelled."""
@@ -169,6 +171,21 @@ class FakeFrontend:
 
     def open_requests(self) -> list[OpenRequest]:
         return self.still_open
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        if self.drain_error is not None:
+            raise self.drain_error
+        self.resized.append((instance_id, body))
+        return MemoryReply(
+            owner=Owner(instance_id=instance_id, incarnation=1),
+            capacity=body.capacity,
+            request_tokens_max=body.capacity - 4,
+            evicted=32,
+            preempted=1,
+            released_bytes=3 << 20,
+            resident_bytes=5 << 20,
+            reason="requests hold the rest",
+        )
 
     async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
         if self.drain_error is not None:

@@ -97,6 +97,25 @@ def test_of_two_set_ups_the_second_waits_and_says_so(tmp_path: Path, monkeypatch
     assert order == ["first", "second"]
 
 
+def test_bytecode_is_kept_once_even_where_python_must_not_write_any(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    checkout.packages.mkdir(parents=True)
+    checkout.python.parent.mkdir(parents=True)
+    checkout.python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    checkout.python.chmod(0o755)
+    (tmp_path / "alpha.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(environment.NO_BYTECODE_VARIABLE, "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setattr(environment, "STARTED_MODULES", ("no_such_module_of_ours", "alpha"))
+    environment.compile_imports(checkout)
+    assert len(list(tmp_path.glob("__pycache__/alpha.*.pyc"))) == 1
+    assert "no_such_module_of_ours can't be imported" in capsys.readouterr().out
+    environment.compile_imports(checkout)
+    assert capsys.readouterr().out == ""
+
+
 def test_requirements_without_comments(checkout: Checkout) -> None:
     assert environment.locked_requirements(checkout.root / LOCK_NAME) == ["alpha==1", "beta==2"]
 

@@ -83,3 +83,25 @@ def test_environment(tmp_path: Path) -> None:
 def test_inconsistent_settings(fields: dict[str, Any]) -> None:
     with pytest.raises(pydantic.ValidationError):
         settings(**fields)
+
+
+def test_stacked_layers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 30}')
+    chosen = settings(model_path=tmp_path, layers_per_group=4, pipeline_stages=2, capacity_tokens=320)
+    assert server_arguments(chosen)["page_size"] == 16
+    assert server_arguments(chosen.model_copy(update={"page_size": 32}))["page_size"] == 32
+    environment = rank_environment(chosen, {})
+    assert environment["MESHIFT_LAYERS_PER_GROUP"] == "4"
+    assert environment["SGLANG_PP_LAYER_PARTITION"] == "16,14"
+    assert "MESHIFT_KV_CAPACITY" not in environment
+    own = rank_environment(chosen.model_copy(update={"layer_partition": (20, 10)}), {})
+    assert own["SGLANG_PP_LAYER_PARTITION"] == "20,10"
+    assert "SGLANG_PP_LAYER_PARTITION" not in rank_environment(settings(layers_per_group=4), {})
+
+
+def test_room_to_grow() -> None:
+    chosen = settings(capacity_tokens=320, capacity_tokens_max=640)
+    assert server_arguments(chosen)["max_total_tokens"] == 640
+    assert rank_environment(chosen, {})["MESHIFT_KV_CAPACITY"] == "320"
+    with pytest.raises(pydantic.ValidationError, match="below"):
+        settings(capacity_tokens=320, capacity_tokens_max=300)

@@ -6,8 +6,10 @@ import httpx
 import pytest
 
 from meshift.schemas.admin import InstanceList, OpenRequest, RequestList
-from meshift.schemas.errors import NotFound, Overloaded
+from meshift.schemas.errors import NotFound, Overloaded, Unsupported
 from meshift.schemas.identity import Owner
+from meshift.schemas.instances import LoadReport
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.requests import Priority
 from tests.unit.frontend.http.harness import Shell, error_of
 
@@ -58,3 +60,39 @@ async def test_refused_drains(shell: Shell) -> None:
     shell.frontend.drain_error = Overloaded("it drains already")
     assert (await drain(shell, {})).status_code == 429
     assert not shell.frontend.drained
+
+
+async def resize(shell: Shell, body: Any, instance_id: str = "worker-1") -> httpx.Response:
+    async with shell.client() as client:
+        return await client.post(f"/admin/instances/{instance_id}/memory", json=body)
+
+
+async def test_memory(shell: Shell) -> None:
+    report = shell.frontend.instances()[0]
+    response = await shell.get(f"/admin/instances/{report.owner.instance_id}/memory")
+    assert LoadReport.model_validate(response.json()) == report
+    assert error_of(await shell.get("/admin/instances/nobody/memory"))["param"] == "instance_id"
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"capacity": 8}, MemoryBody(capacity=8)),
+        ({"capacity": 9, "preempt": True}, MemoryBody(capacity=9, preempt=True)),
+    ],
+)
+async def test_a_new_capacity(shell: Shell, body: Any, asked: MemoryBody) -> None:
+    response = await resize(shell, body)
+    reply = MemoryReply.model_validate(response.json())
+    assert (reply.capacity, reply.reason) == (asked.capacity, "requests hold the rest")
+    assert shell.frontend.resized == [("worker-1", asked)]
+
+
+async def test_refused_capacities(shell: Shell) -> None:
+    for body in ({}, {"capacity": 0}, {"capacity": "all"}, {"capacity": 1 << 60}):
+        assert error_of(await resize(shell, body))["param"] == "capacity"
+    shell.frontend.drain_error = Unsupported("this engine's KV memory has a fixed size")
+    assert (await resize(shell, {"capacity": 8})).status_code == 400
+    shell.frontend.drain_error = NotFound("there is no instance 'w'", param="instance_id")
+    assert (await resize(shell, {"capacity": 8}, "w")).status_code == 404
+    assert not shell.frontend.resized

@@ -1,0 +1,170 @@
+"""A rank's KV memory on a CPU: SGLang's pool with compiled writes and a dirty map; or units of an arena below it, with
+layers stacked k by k.
+
+    SGLang            slots, pages, free list, prefix tree          (unchanged: it sees ordinary strided buffers)
+    ArenaKvPool       k_buffer[layer], v_buffer[layer]: views       a page of a group of k layers is one unit
+    CpuArena          one a group; units backed and given back one by one
+"""
+
+import logging
+import math
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
+from meshift.kernels.cpu.check import kernel_problem
+from meshift.kernels.cpu.slots import store_tokens
+from meshift.kernels.places import KvPlace
+from meshift.kv_memory.arena import CpuArena
+from meshift.kv_memory.dirty_map import DirtyMap
+from meshift.kv_memory.stacking import OS_PAGE_BYTES, Stacking, default_unit_bytes
+
+logger = logging.getLogger(__name__)
+
+
+def pool_class() -> type:
+    """The pool that this process's settings ask for."""
+    return ArenaKvPool if os.environ.get(LAYERS_PER_GROUP_VARIABLE) else MeshKvPool
+
+
+class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
+    """SGLang's own buffers. Every write through the pool marks the slots, after they are written."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._places: dict[int, tuple[torch.Tensor, KvPlace]] = {}
+        self._compiled = kernel_problem() is None
+        super().__init__(*args, **kwargs)
+        self.dirty = DirtyMap(self.size + self.page_size)
+
+    def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
+        place = self._place_of(layer_idx) if self._compiled else None
+        if place is None or not _stores(loc, cache_k, cache_v):
+            super()._store_kv_layer(layer_idx, loc, cache_k, cache_v)
+        else:
+            store_tokens(place, loc, cache_k, cache_v)
+        self._mark(loc)
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        super().move_kv_cache(tgt_loc, src_loc)
+        self._mark(tgt_loc)
+
+    def load_cpu_copy(self, kv_cache_cpu: Any, indices: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        super().load_cpu_copy(kv_cache_cpu, indices, *args, **kwargs)
+        self._mark(indices)
+
+    def give_up_pages(self, pages: ArrayLike) -> int:
+        """These hold nothing any more; bytes that went back to the system."""
+        return 0
+
+    def take_back_pages(self, pages: ArrayLike) -> None:
+        """These may be written again. Raises ArenaExhausted; nothing has changed then."""
+
+    def resident_bytes(self) -> int:
+        """What the system keeps in memory for K and V (here: what the tensors could hold)."""
+        return sum(tensor.nbytes for tensor in (*self.k_buffer, *self.v_buffer))
+
+    def _place_of(self, layer_idx: int) -> KvPlace | None:
+        key, value = self.k_buffer[layer_idx], self.v_buffer[layer_idx]
+        known = self._places.get(layer_idx)
+        if known is not None and known[0] is key:
+            return known[1]
+        try:
+            place = KvPlace.of_buffers(key, value)
+        except ValueError:
+            return None
+        self._places[layer_idx] = (key, place)
+        return place
+
+    def _mark(self, slots: torch.Tensor) -> None:
+        if self.dirty.readers:
+            self.dirty.mark(slots.numpy())
+
+
+class ArenaKvPool(MeshKvPool):
+    """Units of an arena. The number of layers in a group comes from the environment, the page from SGLang."""
+
+    def _create_buffers(self) -> None:
+        unsupported = self.is_quantized_kv_cache or self.post_capture_active or self.use_hnd
+        if unsupported or self.head_dim != self.v_head_dim:
+            raise NotImplementedError("stacked layers need plain K and V of one head size")
+        for name in ("k_scale", "v_scale", "native_k_scale", "native_v_scale", "dq_k", "dq_v"):
+            setattr(self, f"{name}_buffer", None)
+        self.stacking = stacking_for(self)
+        self.arenas = {group: self._new_arena() for group in self._groups()}
+        views = [self._layer_view(self.start_layer + index) for index in range(self.layer_num)]
+        self.k_buffer = [key for key, _ in views]
+        self.v_buffer = [value for _, value in views]
+        self._kv_buffer_descs = self._build_kv_buffer_descs() if views else []
+        self._init_data_ptrs_and_strides()
+        logger.info("KV memory: %s", self.stacking.describe())
+
+    def give_up_pages(self, pages: ArrayLike) -> int:
+        given = np.asarray(pages, np.int64)
+        for arena in self.arenas.values():
+            arena.release(given)
+        return len(given) * self.stacking.unit_bytes * len(self.arenas)
+
+    def take_back_pages(self, pages: ArrayLike) -> None:
+        done: list[CpuArena] = []
+        try:
+            for arena in self.arenas.values():
+                arena.commit(pages)
+                done.append(arena)
+        except BaseException:
+            for arena in done:
+                arena.release(pages)
+            raise
+
+    def resident_bytes(self) -> int:
+        return sum(arena.resident_bytes() for arena in self.arenas.values())
+
+    def _groups(self) -> range:
+        k = self.stacking.layers_per_group
+        return range(self.start_layer // k, -(-(self.start_layer + self.layer_num) // k))
+
+    def _new_arena(self) -> CpuArena:
+        arena = CpuArena((self.size + self.page_size) // self.page_size, self.stacking.unit_bytes)
+        arena.commit(range(arena.units))
+        return arena
+
+    def _layer_view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        k = self.stacking.layers_per_group
+        elements = self.arenas[layer // k].bytes.view(self.store_dtype)
+        stack = elements.view(-1, k, 2, self.head_num, self.head_dim)[: self.size + self.page_size]
+        return stack[:, layer % k, 0], stack[:, layer % k, 1]
+
+
+def stacking_for(pool: Any) -> Stacking:
+    """The units of a pool. Raises ValueError where groups would be cut between stages, or where pages of this size
+    can't fill units of whole system pages: SGLang's own code needs slots at one stride."""
+    k = int(os.environ[LAYERS_PER_GROUP_VARIABLE])
+    if pool.start_layer % k:
+        low = pool.start_layer // k * k
+        raise ValueError(f"a stage starts at layer {pool.start_layer}; with {k} layers a group: at {low} or {low + k}")
+    sizes = {"heads": pool.head_num, "head_dim": pool.head_dim, "element_bytes": pool.store_dtype.itemsize}
+    unit_bytes = default_unit_bytes(**sizes, layers_per_group=k, page_tokens=pool.page_size)
+    layers = max(1, pool.start_layer + pool.layer_num)
+    stacking = Stacking(layers=layers, **sizes, unit_bytes=unit_bytes, layers_per_group=k)
+    if not stacking.affine or stacking.page_tokens != pool.page_size:
+        step = OS_PAGE_BYTES // math.gcd(OS_PAGE_BYTES, stacking.token_stride)
+        raise ValueError(f"page_size must be a multiple of {step} for {k} layers a group, not {pool.page_size}")
+    return stacking
+
+
+def _stores(loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the compiled write takes these: int64 slots, and tokens whose heads are contiguous."""
+    return (
+        loc.dtype == torch.int64
+        and loc.is_contiguous()
+        and all(
+            tensor.dim() == 3
+            and tensor.stride(2) == 1
+            and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2])
+            for tensor in (key, value)
+        )
+    )

@@ -1,0 +1,1 @@
+"""The experiments of Llumnix's evaluation (section 6) on the simulated mesh."""

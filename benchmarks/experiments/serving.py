@@ -1,0 +1,76 @@
+"""Llumnix's section 6.3: latencies of the policies over traces, rates and seeds."""
+
+from dataclasses import dataclass
+
+from meshift.benchmarks.experiments.rates import known_rates, rate_of
+from meshift.benchmarks.experiments.runs import Row, Runs, figures, paired, print_rows, progress, samples
+from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.services.scheduler.policy.settings import PolicyName
+from meshift.services.simulation.scenario import Cluster, Workload
+from meshift.services.simulation.serving_run import run_serving
+
+QUICK_TRACES = ("M-M", "L-S", "burstgpt")
+QUICK_POLICIES: tuple[PolicyName, ...] = ("meshift", "infaas++", "round-robin")
+QUICK_SEEDS = 4
+FIGURES = ("prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_p99_s", "e2e_mean_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the matrix."""
+
+    trace: str
+    target_s: int
+    rate: float
+    seed: int
+    policy: PolicyName
+
+
+def cells(settings: ExperimentSettings, cluster: Cluster) -> list[Cell]:
+    """All runs: seed by seed, so that one that is broken off has whole pairs."""
+    rates = known_rates(cluster.engine)
+    traces = settings.traces or (QUICK_TRACES if settings.quick else tuple(rates))
+    targets = (10,) if settings.quick else settings.targets_s
+    policies = settings.policies or (QUICK_POLICIES if settings.quick else settings.all_policies)
+    seeds = range(settings.first_seed, settings.first_seed + (QUICK_SEEDS if settings.quick else settings.seeds))
+    return [
+        Cell(trace, target, rate_of(rates, trace, target), seed, policy)
+        for seed in seeds
+        for trace in traces
+        for target in targets
+        for policy in policies
+    ]
+
+
+def run(settings: ExperimentSettings, cluster: Cluster, experiment: str = "serving") -> Runs:
+    """The matrix, or the part of it that the settings ask for."""
+    runs = Runs(experiment, cluster.parameters_hash(), settings.json_path)
+    matrix = cells(settings, cluster)
+    with progress(len(matrix)) as begin:
+        for cell in matrix:
+            begin(f"{cell.trace} {cell.rate:g}/s seed {cell.seed} {cell.policy}")
+            row, raw = run_cell(cell, cluster, settings.requests)
+            runs.add(row, raw)
+    summary: list[Row] = []
+    for against in sorted({cell.policy for cell in matrix} - {"meshift"}):
+        for figure in FIGURES:
+            summary += paired(runs.rows, ("trace", "target_s"), figure, against)
+    runs.conclude(summary)
+    print_rows(summary)
+    return runs
+
+
+def run_cell(cell: Cell, cluster: Cluster, requests: int) -> tuple[Row, Row]:
+    """One run: its row, and what each request saw."""
+    workload = Workload(trace=cell.trace, requests=requests, rate=cell.rate, seed=cell.seed, shuffle=True)
+    result = run_serving(cluster.options(cell.policy, cell.seed), workload.arrivals(cluster.tokens_max))
+    row = {
+        "trace": cell.trace,
+        "rate": cell.rate,
+        "target_s": cell.target_s,
+        "seed": cell.seed,
+        "policy": cell.policy,
+        "requests": len(result.outcomes),
+        **figures(result.measures()),
+    }
+    return row, samples(result)

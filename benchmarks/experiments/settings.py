@@ -1,0 +1,25 @@
+"""What can be set about an experiment."""
+
+from pydantic import Field
+
+from meshift.benchmarks.report import BenchmarkSettings
+from meshift.services.scheduler.policy.settings import POLICIES, PolicyName
+
+FIRST_REPORTED_SEED = 100
+"""Policies are tuned on seeds 0-7 and reported on these."""
+
+
+class ExperimentSettings(BenchmarkSettings):
+    """What all experiments share."""
+
+    requests: int = Field(10_000, ge=1, description="requests a run")
+    first_seed: int = Field(FIRST_REPORTED_SEED, description="the first seed")
+    seeds: int = Field(8, ge=1, description="how many seeds")
+    traces: tuple[str, ...] = Field((), description="traces (default: those of the experiment)")
+    policies: tuple[PolicyName, ...] = Field((), description="policies (default: those of the experiment)")
+    targets_s: tuple[int, ...] = Field((5, 10, 30), description="rates: P99 prefill of INFaaS++ there, in s")
+
+    @property
+    def all_policies(self) -> tuple[PolicyName, ...]:
+        """Every policy but the one that is there for its cost only."""
+        return tuple(policy for policy in POLICIES if policy != "central")

@@ -1,0 +1,167 @@
+"""Auto-scaling: how many instances (Llumnix, section 4.4.3), from load without headroom, queues or fake requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshift.schemas.identity import Owner
+from meshift.services.scheduler.policy.observation import Alternative, Explanation, InstanceObservation
+from meshift.services.scheduler.policy.settings import ScalingFigure, ScalingSettings
+
+
+class ScalingAction(StrEnum):
+    """What to do."""
+
+    NOTHING = "nothing"
+    START = "start"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """What the scaler remembers between two looks; starts empty after a restart of the scheduler."""
+
+    low_since_s: float | None = None
+    high_since_s: float | None = None
+    short_since_s: float | None = None
+    starting: tuple[float, ...] = ()
+    """When instances were asked for that haven't reported yet: capacity to come."""
+    known: int = 0
+    """Live instances at the last look."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    """One look's outcome. With `dry_run` the action is only told."""
+
+    action: ScalingAction
+    owner: Owner | None
+    """Whom to drain."""
+    freeness: float
+    why: str
+    dry_run: bool
+    live: int
+    starting: int
+    candidates: tuple[tuple[Owner, int], ...] = ()
+    """Those that could be drained, and their running requests."""
+
+    def explain(self) -> Explanation:
+        """The figure, the counts, and who else could have been drained."""
+        alternatives = tuple(
+            Alternative(str(owner), {"running": float(running)}, "" if owner == self.owner else "runs more requests")
+            for owner, running in self.candidates
+        )
+        inputs = {"freeness": self.freeness, "live": self.live, "starting": self.starting, "dry_run": self.dry_run}
+        return Explanation(f"{self.action} {self.owner or ''}".strip(), self.why, inputs, alternatives)
+
+
+def cluster_freeness(
+    instances: Sequence[InstanceObservation], figure: ScalingFigure, starting: int = 0, capacity: int = 0
+) -> float:
+    """In decode steps, over live instances that don't drain; `starting` ones of `capacity` tokens count as idle.
+
+    The ratio of sums by default: in the mean of ratios one idle instance outweighs all others together."""
+    spare = [item.report.capacity - item.report.used - item.report.reserved for item in instances]
+    running = [item.report.running for item in instances]
+    if figure == "mean":
+        values = [free / max(batch, 1) for free, batch in zip(spare, running, strict=True)]
+        values += [float(capacity)] * starting
+        return sum(values) / max(len(values), 1)
+    return (sum(spare) + starting * capacity) / max(sum(running), 1)
+
+
+def is_short(instances: Sequence[InstanceObservation]) -> bool:
+    """Whether prompts wait that have room nowhere: one is larger than any instance's free memory, or all of them
+    together than that of all. The figure doesn't see it: a few requests with long outputs fill the memory and leave
+    many decode steps to each, while what waits can't begin. Memory that is only scattered isn't short: moves gather it.
+    """
+    free = [item.free for item in instances]
+    blocked = [item.report for item in instances if item.report.waiting and item.report.head_demand > item.free]
+    if not blocked:
+        return False
+    alone = max(report.head_demand for report in blocked) > max(free)
+    return alone or sum(report.queued_demand for report in blocked) > sum(free)
+
+
+def scale(
+    instances: Sequence[InstanceObservation], state: ScalingState, settings: ScalingSettings, now_s: float
+) -> tuple[ScalingDecision, ScalingState]:
+    """One look at the live instances (the draining ones included). One instance is started or drained at a time, and
+    the figure must stay beyond the range for `sustain_s` anew for the next."""
+    serving = [item for item in instances if not item.is_draining]
+    state = _after_starts(state, len(serving), settings, now_s)
+    capacity = max((item.report.capacity for item in instances), default=0)
+    freeness = cluster_freeness(serving, settings.figure, len(state.starting), capacity)
+    short = settings.shortage and bool(serving) and is_short(serving)
+    state = _after_figure(state, freeness, short, settings, now_s)
+    total = len(serving) + len(state.starting)
+    action, why = _decide(state, freeness, total, len(serving), settings, now_s)
+    idlest = min(serving, key=lambda item: (item.report.running, item.report.used, item.owner), default=None)
+    if action is ScalingAction.DRAIN and settings.shortage and not _is_spare(idlest, serving):
+        action, why = ScalingAction.NOTHING, f"{why}, but the others have no room for what the idlest one holds"
+    owner = idlest.owner if action is ScalingAction.DRAIN and idlest is not None else None
+    drainable = tuple((item.owner, item.report.running) for item in serving) if owner is not None else ()
+    decision = ScalingDecision(
+        action, owner, freeness, why, settings.dry_run, len(serving), len(state.starting), drainable
+    )
+    if action is ScalingAction.START:
+        begun = state.starting if settings.dry_run else (*state.starting, now_s)
+        state = replace(state, starting=begun, low_since_s=now_s, short_since_s=now_s)
+    elif action is ScalingAction.DRAIN:
+        state = replace(state, high_since_s=now_s, known=state.known - (not settings.dry_run))
+    return decision, state
+
+
+def _is_spare(idlest: InstanceObservation | None, serving: Sequence[InstanceObservation]) -> bool:
+    """Whether the others can take what it holds."""
+    if idlest is None:
+        return False
+    return sum(item.free for item in serving if item is not idlest) >= idlest.report.used
+
+
+def _after_starts(state: ScalingState, serving: int, settings: ScalingSettings, now_s: float) -> ScalingState:
+    arrived = max(0, serving - state.known)
+    starting = [begun for begun in state.starting[arrived:] if now_s - begun < settings.start_timeout_s]
+    return replace(state, starting=tuple(starting), known=serving)
+
+
+def _after_figure(
+    state: ScalingState, freeness: float, short: bool, settings: ScalingSettings, now_s: float
+) -> ScalingState:
+    return replace(
+        state,
+        low_since_s=_since(state.low_since_s, freeness < settings.low, now_s),
+        high_since_s=_since(state.high_since_s, freeness > settings.high and not short, now_s),
+        short_since_s=_since(state.short_since_s, short, now_s),
+    )
+
+
+def _since(before_s: float | None, holds: bool, now_s: float) -> float | None:
+    if not holds:
+        return None
+    return now_s if before_s is None else before_s
+
+
+def _decide(
+    state: ScalingState, freeness: float, total: int, serving: int, settings: ScalingSettings, now_s: float
+) -> tuple[ScalingAction, str]:
+    figure = f"freeness {freeness:.1f} of {serving} instances and {total - serving} starting"
+    if total < settings.instances_min:
+        return ScalingAction.START, f"{total} instances, at least {settings.instances_min} are wanted"
+    low, short, high = (
+        since_s is not None and now_s - since_s >= settings.sustain_s
+        for since_s in (state.low_since_s, state.short_since_s, state.high_since_s)
+    )
+    if (low or short) and total >= settings.instances_max:
+        return ScalingAction.NOTHING, f"{figure}: too low, but {total} are the most allowed"
+    if low:
+        return ScalingAction.START, f"{figure} is below {settings.low:g}"
+    if short and total == serving:
+        # What is starting will take what waits; only then it shows whether that is enough.
+        return ScalingAction.START, f"prompts wait that have room nowhere; {figure}"
+    if high:
+        # What is starting was asked for a moment ago; taking another away at once would be a swing.
+        if total > serving or serving <= settings.instances_min:
+            return ScalingAction.NOTHING, f"{figure} is above {settings.high:g}, but no instance can be spared"
+        return ScalingAction.DRAIN, f"{figure} is above {settings.high:g}"
+    return ScalingAction.NOTHING, f"{figure} is in the range, or not for long enough beyond it"

@@ -1,0 +1,162 @@
+"""Auto-scaling."""
+
+from typing import Any
+
+from meshift.schemas.identity import Owner
+from meshift.services.scheduler.policy.observation import InstanceObservation
+from meshift.services.scheduler.policy.scaling import (
+    ScalingAction,
+    ScalingDecision,
+    ScalingState,
+    cluster_freeness,
+    is_short,
+    scale,
+)
+from meshift.services.scheduler.policy.settings import ScalingSettings
+from tests.unit.scheduler.kit import instance
+
+SETTINGS = ScalingSettings(enabled=True, sustain_s=10.0, instances_max=4)
+FULL: dict[str, Any] = {"used": 980, "running": 10}
+"""A freeness of 2."""
+
+
+class Scaler:
+    """Carries the state from look to look."""
+
+    def __init__(self, settings: ScalingSettings = SETTINGS) -> None:
+        self.settings = settings
+        self.state = ScalingState()
+
+    def look(self, loads: list[InstanceObservation], now_s: float) -> ScalingDecision:
+        decision, self.state = scale(loads, self.state, self.settings, now_s)
+        return decision
+
+    def actions(self, loads: list[InstanceObservation], times: range) -> list[tuple[int, str]]:
+        looks = [(now, self.look(loads, float(now))) for now in times]
+        return [(now, decision.action.value) for now, decision in looks if decision.action is not ScalingAction.NOTHING]
+
+
+def test_overload_must_last_before_one_is_started() -> None:
+    scaler = Scaler()
+    assert scaler.actions([instance(**FULL)], range(10)) == []
+    assert scaler.look([instance(used=500, running=10)], 10.0).action is ScalingAction.NOTHING
+    assert scaler.actions([instance(**FULL)], range(11, 25)) == [(21, "start")]
+
+
+def test_an_instance_that_is_starting_is_capacity_to_come() -> None:
+    scaler = Scaler()
+    assert scaler.actions([instance(**FULL)], range(200)) == [(10, "start")], "a cold start of minutes launches one"
+    assert scaler.look([instance(**FULL)], 200.0).freeness == (20 + 1000) / 10
+
+
+def test_a_start_that_never_comes_is_given_up() -> None:
+    scaler = Scaler(ScalingSettings(enabled=True, start_timeout_s=60.0, instances_max=4))
+    assert scaler.actions([instance(**FULL)], range(100)) == [(10, "start"), (80, "start")]
+
+
+def test_an_arrival_ends_its_start_and_the_next_may_follow() -> None:
+    scaler = Scaler()
+    assert scaler.actions([instance("a", **FULL)], range(20)) == [(10, "start")]
+    both = [instance("a", **FULL), instance("b", **FULL)]
+    assert scaler.actions(both, range(20, 40)) == [(30, "start")]
+    assert len(scaler.state.starting) == 1
+
+
+def test_never_more_than_the_most() -> None:
+    scaler = Scaler()
+    loads = [instance(name, **FULL) for name in "abcd"]
+    assert scaler.actions(loads, range(60)) == []
+    assert "most allowed" in scaler.look(loads, 60.0).why
+
+
+def test_the_one_with_the_fewest_requests_is_drained() -> None:
+    scaler = Scaler()
+    loads = [instance("a", used=30, running=3), instance("b", used=90, running=1), instance("c", used=80, running=2)]
+    assert scaler.look(loads, 0.0).action is ScalingAction.NOTHING
+    decision = scaler.look(loads, 10.0)
+    assert (decision.action, decision.owner) == (ScalingAction.DRAIN, Owner("b", 1))
+    assert [item.rejected for item in decision.explain().alternatives] == [
+        "runs more requests",
+        "",
+        "runs more requests",
+    ]
+
+
+def test_one_that_drains_is_no_capacity_and_isn_t_drained_again() -> None:
+    scaler = Scaler()
+    idle = [instance("a"), instance("b"), instance("c")]
+    assert scaler.actions(idle, range(11)) == [(10, "drain")]
+    now = [instance("a", draining=True), instance("b"), instance("c")]
+    assert scaler.actions(now, range(11, 21)) == [(20, "drain")]
+    assert scaler.actions([now[0], instance("b", draining=True), now[2]], range(21, 60)) == [], "one is the fewest"
+
+
+def test_it_comes_down_at_zero_traffic_to_the_fewest() -> None:
+    scaler = Scaler(ScalingSettings(enabled=True, sustain_s=1.0, instances_min=2))
+    names = list("abcdef")
+    for now_s in range(40):
+        decision = scaler.look([instance(name) for name in names], float(now_s))
+        if decision.owner is not None:
+            names.remove(decision.owner.instance_id)
+    assert len(names) == 2
+
+
+def test_too_few_are_made_up_for_at_once() -> None:
+    scaler = Scaler(ScalingSettings(enabled=True, instances_min=3))
+    assert [scaler.look([instance()], now).action.value for now in (0.0, 0.1, 0.2)] == ["start", "start", "nothing"]
+
+
+def test_a_dry_run_only_tells() -> None:
+    scaler = Scaler(SETTINGS.model_copy(update={"dry_run": True}))
+    assert scaler.actions([instance(**FULL)], range(25)) == [(10, "start"), (20, "start")]
+    assert scaler.state.starting == ()
+    assert scaler.look([instance(**FULL)], 30.0).dry_run
+
+
+def test_one_idle_instance_lifts_the_mean_but_not_the_ratio() -> None:
+    loads = [instance("a"), *(instance(name, used=1000, running=20) for name in "bcdefghij")]
+    assert cluster_freeness(loads, "mean") == 100
+    assert cluster_freeness(loads, "ratio") < 6
+    mean = Scaler(ScalingSettings(enabled=True, figure="mean", instances_min=2))
+    ratio = Scaler(ScalingSettings(enabled=True, instances_min=2))
+    assert mean.actions(loads, range(11)) == [(10, "drain")]
+    assert ratio.actions(loads, range(11)) == [(10, "start")]
+
+
+def test_neither_headroom_nor_queues_are_load() -> None:
+    inflated = [instance(used=500, running=5, headroom=900, head_demand=700, queued_demand=900)]
+    assert cluster_freeness(inflated, "ratio") == 100
+
+
+def test_what_waits_and_has_room_nowhere_is_a_shortage_that_the_figure_does_not_see() -> None:
+    blocked = instance(used=800, running=2, waiting=3, head_demand=300, queued_demand=900)
+    assert cluster_freeness([blocked], "ratio") == 100
+    scaler = Scaler()
+    assert scaler.actions([blocked], range(60)) == [(10, "start")], "one, until it has come"
+    assert "room nowhere" in Scaler(ScalingSettings(enabled=True, sustain_s=0.0)).look([blocked], 0.0).why
+    assert Scaler(SETTINGS.model_copy(update={"shortage": False})).actions([blocked], range(60)) == []
+
+
+def test_memory_that_is_only_scattered_is_no_shortage() -> None:
+    blocked = instance("a", used=800, running=2, waiting=1, head_demand=300, queued_demand=300)
+    assert not is_short([blocked, instance("b", used=600, running=4)])
+    assert is_short([blocked, instance("b", used=750, running=4)])
+    queue = instance("a", used=800, running=2, waiting=4, head_demand=300, queued_demand=900)
+    assert is_short([queue, instance("b", used=600, running=4)])
+    assert not is_short([instance("a", waiting=1, head_demand=300, queued_demand=300)]), "about to begin"
+    assert not is_short([])
+
+
+def test_nothing_is_drained_while_something_waits() -> None:
+    scaler = Scaler(SETTINGS.model_copy(update={"instances_max": 2}))
+    loads = [instance("a", used=800, running=1, waiting=1, head_demand=1200, queued_demand=1200), instance("b")]
+    assert scaler.actions(loads, range(40)) == []
+
+
+def test_one_whose_requests_have_no_room_elsewhere_is_kept() -> None:
+    scaler = Scaler()
+    full = [instance("a", used=900, running=1), instance("b", used=600, running=2)]
+    assert scaler.actions(full, range(40)) == []
+    assert "no room" in scaler.look(full, 40.0).why
+    published = Scaler(SETTINGS.model_copy(update={"shortage": False}))
+    assert published.actions(full, range(12)) == [(10, "drain")]
