@@ -54,8 +54,9 @@ class RankKv:
         self._copies.scatter_slots(raw.view(key.dtype).view(shape).to(key.device), slots, buffers)
 
     def mark_written(self, slots: torch.Tensor) -> None:
-        """On the step thread: what was scattered there counts from now on."""
-        self._pool.mark_written(slots)
+        """On the step thread: what was scattered there counts from now on, for a pool that keeps account of it."""
+        if hasattr(self._pool, "mark_written"):
+            self._pool.mark_written(slots)
 
     def _buffers(self, rectangle: Rectangle) -> KvBuffers:
         share = self.share
