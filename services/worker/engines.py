@@ -28,6 +28,9 @@ class EngineSettings(BaseModel):
     )
     page_size: int = Field(1, ge=1, description="tokens a page")
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
+    threads_per_rank: int | None = Field(
+        None, ge=1, description="computing threads of a rank on a CPU; without it, the cores divided by the ranks"
+    )
     prefix_cache: bool = Field(True, description="keep the KV of ended requests for prompts that begin alike")
     log_dir: Path = Field(Path(".meshift/logs"), description="where the ranks' logs go")
     start_timeout_s: float = Field(180.0, gt=0, description="time for the engine to come up")
@@ -74,6 +77,7 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         layers_per_group=settings.layers_per_group,
         page_size=settings.page_size,
         context_tokens_max=settings.context_tokens_max,
+        threads_per_rank=settings.threads_per_rank,
         radix_cache=settings.prefix_cache,
         data_bytes_per_s=settings.data_bytes_per_s,
         start_timeout_s=settings.start_timeout_s,
