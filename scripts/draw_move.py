@@ -163,6 +163,7 @@ def draw(spans: Sequence[Span], move: Span) -> str:
             16, 44, f"request {known.get('meshift.request.id')}, hop {known.get('meshift.request.hop')}", colour="#555"
         ),
         *_axis(scale, move, height),
+        *_stopped(scale, spans, move, height),
         *(line for place, row in enumerate(rows) for line in _bar(scale, row, TOP + ROW * place)),
         "</svg>",
     ]
@@ -177,6 +178,18 @@ def _axis(scale: Scale, move: Span, height: int) -> list[str]:
         lines.append(f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{height - 28}" stroke="#e3e3e3"/>')
         lines.append(_text(x, height - 12, f"{number * step_ms:g} ms", anchor="middle", colour="#555"))
     return lines
+
+
+def _stopped(scale: Scale, spans: Sequence[Span], move: Span, height: int) -> list[str]:
+    """A band over the time in which nobody steps the request: it ends where its span at the destination begins."""
+    frozen_ms = 1e3 * move.attributes.get("meshift.move.frozen", 0.0)
+    later = [span for span in spans if span.name == GENERATE and span.trace_id in move.links]
+    begins = [span.begin_ms for span in later if move.begin_ms < span.begin_ms < move.end_ms]
+    if not frozen_ms or not begins:
+        return []
+    left, right = scale.x(max(begins) - frozen_ms), scale.x(max(begins))
+    size = f'width="{right - left:.1f}" height="{height - TOP - 28}"'
+    return [f'<rect x="{left:.1f}" y="{TOP}" {size} fill="#e76f51" fill-opacity="0.15"/>']
 
 
 def _step(least: float) -> float:

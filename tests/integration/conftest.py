@@ -10,6 +10,10 @@ from meshift.benchmarks.mesh_process import MeshProcess, running_mesh
 from meshift.client.mesh import MeshClient
 from meshift.services.cli.model import SMALL_MODEL
 from meshift.services.cli.paths import models_folder
+from meshift.tracing.setup import TRACE_FILE_VARIABLE
+
+TRACES = "traces.jsonl"
+"""In the state folder: `scripts/draw_move.py` draws a move from it."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -18,8 +22,8 @@ async def sglang_mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     folder = models_folder() / SMALL_MODEL
     if not (folder / "config.json").exists():
         pytest.skip("the small model isn't prepared: `meshift model prepare smollm2`")
-    settings = {"MESHIFT_CAPACITY_TOKENS": "4096"}
     state_dir = tmp_path_factory.mktemp("sglang-mesh")
+    settings = {"MESHIFT_CAPACITY_TOKENS": "4096", TRACE_FILE_VARIABLE: str(state_dir / TRACES)}
     async with running_mesh(state_dir, "--workers", "2", "--model", str(folder), settings=settings) as running:
         yield running
 
