@@ -100,6 +100,8 @@ class EngineLoad:
     """Grows with every step; a watchdog compares it while something runs."""
     usages: tuple[ClassUsage, ...] = ()
     """By execution priority, ascending. Empty: nothing runs."""
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the start: what was found in a cache, or moved here, doesn't count."""
 
 
 @dataclass(frozen=True, slots=True)

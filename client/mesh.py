@@ -33,7 +33,8 @@ from meshift.schemas.admin import (
     RequestList,
 )
 from meshift.schemas.errors import InternalError, PeerGone
-from meshift.schemas.instances import DrainReply
+from meshift.schemas.instances import DrainReply, LoadReport
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveMode, MoveReport
 
 CONNECT_TIMEOUT_S = 5.0
@@ -141,6 +142,15 @@ class MeshClient:
         path = f"/admin/instances/{quote(instance_id, safe='')}/drain"
         body = DrainBody(deadline_s=deadline_s, force=force, restart=restart)
         return await self._ask(DrainReply, "POST", path, body.model_dump())
+
+    async def memory(self, instance_id: str) -> LoadReport:
+        """An instance's newest report: its KV memory, in tokens."""
+        return await self._ask(LoadReport, "GET", f"/admin/instances/{quote(instance_id, safe='')}/memory")
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """Change an instance's KV capacity while it serves; what was done."""
+        path = f"/admin/instances/{quote(instance_id, safe='')}/memory"
+        return await self._ask(MemoryReply, "POST", path, body.model_dump())
 
     # ---- HTTP
 

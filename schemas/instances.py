@@ -72,6 +72,8 @@ class LoadReport(Message):
     """The priority classes that run here, the most protected first; empty if the worker tells none apart."""
     layout_epoch: int = 0
     step_count: int = 0
+    prefill_tokens: int = 0
+    """Whose KV prefill steps have computed since the engine's start."""
 
 
 class InstanceGone(Message):

@@ -121,7 +121,7 @@ class MoveFigures(Part):
     """Of the source's step thread."""
     transfer_ns: Count = 0
     frozen_ns: Count = 0
-    """From the source's last step to runnable at the destination; 0 if it isn't."""
+    """From the source's last step to runnable at the destination; 0 if it isn't, or is computed there first."""
     duration_ns: Count = 0
     """From the order to the end, or to now."""
 

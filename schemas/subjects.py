@@ -54,6 +54,11 @@ def worker_drain(instance_id: str) -> str:
     return f"{PREFIX}.worker.{instance_id}.drain"
 
 
+def worker_memory(instance_id: str) -> str:
+    """Endpoint: MemoryRequest -> MemoryReply."""
+    return f"{PREFIX}.worker.{instance_id}.memory"
+
+
 def worker_pair(instance_id: str) -> str:
     """Published by the scheduler: MovePair, to the source."""
     return f"{PREFIX}.worker.{instance_id}.pair"

@@ -20,6 +20,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     data_host: str
     """The IP address at which this rank receives KV."""
     data_bytes_per_s: float | None
-    """What it sends at most."""
+    """What it sends of KV at most; None: no limit."""
     rendezvous_port: int
     """On loopback, of torch.distributed."""

@@ -168,6 +168,7 @@ class RequestTable:
             queued_demand=snapshot.queued_demand + unseen_demand,
             step_count=snapshot.step_count,
             usages=self._usages(snapshot),
+            prefill_tokens=snapshot.prefill_tokens,
         )
 
     def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:

@@ -54,7 +54,7 @@ class SglangSettings(BaseModel):
     """The IP address of this host at which KV of requests arrives that move here; ports are the system's choice. The
     data plane is not encrypted: it must be an address in a trusted network."""
     data_bytes_per_s: float | None = Field(default=None, gt=0.0)
-    """What each rank sends at most, all moves together; None: as fast as it goes."""
+    """What each rank sends at most of KV of requests that move away, all together; None: as fast as it goes."""
     verify_moves: bool = False
     """Compare the KV of each request that moves at both ends. For tests and debugging: it takes time while the request
     is frozen."""

@@ -131,6 +131,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     step_count: int
     submits_seen: int
     """Submits that the ranks have taken out of the stream so far."""
+    prefill_tokens: int = 0
 
 
 class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

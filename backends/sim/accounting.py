@@ -24,6 +24,7 @@ def snapshot(core: EngineCore) -> EngineLoad:
         queued_demand=queue.demand * page_size,
         step_count=core.steps,
         usages=usages(core),
+        prefill_tokens=core.prefill_tokens,
     )
 
 

@@ -68,6 +68,8 @@ class EngineCore:
         self._cancels: list[SimRequest] = []
         self._freezes = Freezes(clock)
         self._prefill_count = 0
+        self.prefill_tokens = 0
+        """Whose KV prefills have computed."""
 
     # ---- from outside, at any time; each begins with `catch_up`
 
@@ -296,6 +298,7 @@ class EngineCore:
         for request in admitted:
             request.generation.prefill(request.generated)
             request.computed = request.known
+            self.prefill_tokens += request.known
             request.generated += 1
             if request.preempted_ns is not None:
                 request.loss_ns += now_ns - request.preempted_ns

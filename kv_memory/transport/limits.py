@@ -61,8 +61,6 @@ class ByteBudget:
         except BaseException:
             if turn.done() and not turn.cancelled():
                 self._used_bytes -= size
-            else:
-                self._waiting.remove((size, turn))
             self._wake()
             raise
 
@@ -75,10 +73,15 @@ class ByteBudget:
         return not self._used_bytes or self._used_bytes + size <= self._capacity_bytes
 
     def _wake(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
-            self._used_bytes += size
-            turn.set_result(None)
+        while self._waiting:
+            size, turn = self._waiting[0]
+            # One that has left holds nothing, and holds nobody up.
+            if not turn.done():
+                if not self._fits(size):
+                    return
+                self._used_bytes += size
+                turn.set_result(None)
+            self._waiting.popleft()
 
 
 class Pacer:

@@ -13,7 +13,7 @@ from meshift.kv_memory.transport.incoming import ReceiveMemory
 from meshift.kv_memory.transport.limits import Pacer, TransportLimits
 from meshift.kv_memory.transport.nixl_link import NixlLink, fail, metadata_of
 from meshift.kv_memory.transport.nixl_receiver import pack_announcement
-from meshift.kv_memory.transport.outgoing import OutgoingTransfers, check
+from meshift.kv_memory.transport.outgoing import OutgoingTransfers, Turns, check
 
 PING_S = 0.5
 """While a send waits for its answer: that a peer is dead is told only to those who speak to it."""
@@ -21,16 +21,16 @@ PING_S = 0.5
 
 @dataclass(slots=True)
 class Outgoing:
-    """One transfer; an `OutgoingTransfer`. Its sends end by themselves when it breaks, since all but one wait
-    for `order`."""
+    """One transfer; an `OutgoingTransfer`. All of its sends but one wait for their turn."""
 
-    order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turns: Turns = field(default_factory=Turns)
     broken: str | None = None
     users: int = 0
 
     def break_(self, reason: str) -> None:
         """As `OutgoingTransfer.break_`."""
         self.broken = self.broken or reason
+        self.turns.fail(self.broken)
 
 
 class NixlSender:
@@ -57,7 +57,7 @@ class NixlSender:
     async def send(self, address: Address, patch: Patch, *, timeout_s: float) -> None:
         """As `Transport.send`."""
         transfer = self._transfers.get(address.token, Outgoing)
-        async with self._transfers.sending(transfer, patch.transfer_id, timeout_s), transfer.order:
+        async with self._transfers.sending(transfer, patch.transfer_id, timeout_s), transfer.turns.turn():
             check(transfer, patch.transfer_id)
             await self._send(address, patch)
 

@@ -24,6 +24,40 @@ class OutgoingTransfer(Protocol):
         """No further patch leaves, and those on the way fail. The first reason stays."""
 
 
+class Turns:
+    """Strict order among the sends of one transfer. A turn comes when the one before was passed on; a send that
+    leaves before never passes it on, so that none behind it can slip through: its transfer must break, and
+    `fail` ends the waiting. (A lock lets a newcomer pass one that is about to leave.)"""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+        self._serving = 0
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Around what must happen in the order of the calls. Raises TransportError after `fail`."""
+        number = self._drawn
+        self._drawn += 1
+        if number != self._serving:
+            self._waiting[number] = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting[number]
+            finally:
+                del self._waiting[number]
+        yield
+        self._serving += 1
+        following = self._waiting.get(self._serving)
+        if following is not None and not following.done():
+            following.set_result(None)
+
+    def fail(self, reason: str) -> None:
+        """Nobody's turn comes any more."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(TransportError(reason))
+
+
 TransferT = TypeVar("TransferT", bound=OutgoingTransfer)
 
 

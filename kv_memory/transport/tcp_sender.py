@@ -13,7 +13,7 @@ from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch, TransportError
 from meshift.kv_memory.transport.frames import FrameError
 from meshift.kv_memory.transport.limits import ByteBudget, Pacer, TransportLimits
-from meshift.kv_memory.transport.outgoing import OutgoingTransfers, check, reason_of
+from meshift.kv_memory.transport.outgoing import OutgoingTransfers, Turns, check, reason_of
 
 PEERS_KEPT_MAX = 1024
 """Receivers that are remembered without a connection: a restarted one has another port."""
@@ -193,7 +193,7 @@ class Stream:
         self.users = 0
         """Sends that run."""
         self._peer = peer
-        self._order = asyncio.Lock()
+        self._turns = Turns()
         self._connection: Connection | None = None
         self._on_the_way = 0
 
@@ -201,6 +201,7 @@ class Stream:
         """No further patch leaves, and those on the way fail."""
         if self.broken is None:
             self.broken = reason
+        self._turns.fail(self.broken)
         if self._connection is not None:
             self._connection.fail(reason)
 
@@ -208,8 +209,7 @@ class Stream:
         """Returns when it is applied. Raises TransportError."""
         size = memoryview(patch.payload).nbytes
         async with AsyncExitStack() as afterwards:
-            # The lock is fair: the order of patches is that of the calls.
-            async with self._order:
+            async with self._turns.turn():
                 check(self, patch.transfer_id)
                 await self._peer.budget.take(size)
                 afterwards.callback(self._peer.budget.give_back, size)
@@ -217,6 +217,8 @@ class Stream:
                 afterwards.callback(self._done)
                 answer = await connection.write(patch, token)
             await answer
+            # An earlier patch may have met its deadline just when its answer came.
+            check(self, patch.transfer_id)
 
     async def _use(self) -> Connection:
         if self._connection is None:

@@ -35,6 +35,23 @@ def decode(message_type: type[MessageT], payload: bytes) -> MessageT:
         ) from None
 
 
+class SharedDecoder:
+    """`decode` for several receivers of one published message: those that follow each other get the one frozen object.
+
+    What is refused is validated anew for each.
+    """
+
+    def __init__(self) -> None:
+        self._payload: bytes | None = None
+        self._message: Message | None = None
+
+    def decode(self, message_type: type[MessageT], payload: bytes) -> MessageT:
+        """See the function."""
+        if payload is not self._payload or type(self._message) is not message_type:
+            self._payload, self._message = payload, decode(message_type, payload)
+        return self._message
+
+
 def check_size(size: int, message: Message) -> None:
     """Raise `MessageTooLarge` if an encoded body of `size` bytes is over the limit."""
     if size > PAYLOAD_BYTES_MAX:

@@ -65,7 +65,7 @@ class MemoryBus:
         self.name = name
         self._network = network
         self._limits = limits or BusLimits()
-        self._reception = Reception(name, propagator)
+        self._reception = Reception(name, propagator, network.decoder)
         self._state = ClientState.NEW
         self._closing = False
         self._closed = asyncio.Event()

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from meshift.schemas.base import Message
 from meshift.services.bus.base import Headers
+from meshift.services.bus.codec import SharedDecoder
 from meshift.services.bus.delay_line import NANOSECONDS, DelayLine
 from meshift.services.bus.faults import Faults
 from meshift.services.bus.receiver import Answer
@@ -125,6 +126,7 @@ class MemoryNetwork:
         faults: Faults | None = None,
     ) -> None:
         self.mode = mode
+        self.decoder = SharedDecoder()
         self.faults = faults if faults is not None else Faults(random.Random(rng.getrandbits(64)))
         self.line = DelayLine(round(delay_s * NANOSECONDS))
         self._rng = rng

@@ -12,7 +12,7 @@ from meshift.schemas.base import Message
 from meshift.schemas.errors import ErrorReply, InternalError, InvalidRequest, MeshError, Overloaded
 from meshift.schemas.limits import ENDPOINT_CONCURRENCY_MAX
 from meshift.services.bus.base import BusCounters, EndpointHandler, Handler, Headers, Propagator
-from meshift.services.bus.codec import decode
+from meshift.services.bus.codec import SharedDecoder, decode
 from meshift.services.bus.logs import QuietLog
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -26,7 +26,9 @@ ERROR_CHARS_MAX = 8_192
 class Reception:
     """What all receivers of one bus client share."""
 
-    def __init__(self, client_name: str, propagator: Propagator | None) -> None:
+    def __init__(self, client_name: str, propagator: Propagator | None, shared: SharedDecoder | None = None) -> None:
+        """With `shared`, the clients of one in-process network validate what they all receive once."""
+        self._decode = decode if shared is None else shared.decode
         self.client_name = client_name
         self.propagator = propagator
         self.counters = BusCounters()
@@ -48,7 +50,7 @@ class Reception:
         self.counters.received += 1
         try:
             if isinstance(payload, bytes):
-                return decode(message_type, payload)
+                return self._decode(message_type, payload)
             if isinstance(payload, message_type):
                 return payload
             raise InvalidRequest(f"not a {message_type.__name__} but a {type(payload).__name__}", param="kind")

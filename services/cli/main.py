@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "moves": Command("moves", "show moves under way and those that ended"),
     "drain": Command("drain", "move an instance's requests away and let it leave"),
     "restart-workers": Command("restart_workers", "drain and restart the workers, one by one"),
+    "memory": Command("memory", "show an instance's KV memory, or change its size"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
     "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),

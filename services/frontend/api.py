@@ -6,6 +6,7 @@ from typing import Protocol
 
 from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, RequestList
 from meshift.schemas.instances import DrainReply, LoadReport, ModelInfo
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveReport
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
@@ -64,6 +65,13 @@ class Operators(Protocol):
     async def drain(self, instance_id: str, body: DrainBody) -> DrainReply:
         """Let an instance move its requests away and leave. Returns when it has begun. Raises NotFound, PeerTimeout, or
         what the instance refuses with."""
+
+    def memory(self, instance_id: str) -> LoadReport:
+        """An instance's newest report: its KV memory, in tokens. Raises NotFound."""
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """Change an instance's KV capacity while it serves. Raises NotFound, PeerTimeout, or what the instance refuses
+        with."""
 
 
 class Frontend(Protocol):

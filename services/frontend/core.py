@@ -51,6 +51,7 @@ class FrontendOptions(BaseModel):
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
     dispatch_timeout_s: float = Field(0.5, gt=0, description="deadline of a dispatch; then bypass mode")
     submit_timeout_s: float = Field(2.0, gt=0, description="deadline of a submission; then another owner")
+    memory_timeout_s: float = Field(60.0, gt=0, description="deadline of a change of KV memory")
     place_deadline_s: float = Field(5.0, gt=0, description="time to find an owner for a new request")
     resume_deadline_s: float = Field(120.0, gt=0, description="time to find a new owner for a stream that lost its own")
     retry_s: float = Field(0.1, gt=0, description="pause before all owners are tried again")

@@ -21,6 +21,7 @@ from meshift.schemas.errors import MeshError, MoveDeclined, NotFound, PeerGone, 
 from meshift.schemas.identity import FrontendRef, Owner
 from meshift.schemas.instances import DrainReply, DrainRequest, LoadReport, StatusRequest, WorkerStatus
 from meshift.schemas.limits import REQUESTS_LISTED_MAX
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest
 from meshift.schemas.moves import MoveOrder, MoveOutcome, MoveRefusal, MoveReport, MovesReply, MovesRequest
 from meshift.schemas.requests import Lease
 from meshift.services.bus.base import Bus
@@ -51,6 +52,7 @@ class OperatorOptions(Protocol):
     submit_timeout_s: float
     retry_s: float
     lease_interval_s: float
+    memory_timeout_s: float
 
 
 class Operators:
@@ -92,6 +94,22 @@ class Operators:
         try:
             subject = subjects.worker_drain(subjects.check_name(instance_id))
             return await self._bus.request(subject, request, DrainReply, timeout_s=self._options.submit_timeout_s)
+        except (ValueError, PeerGone) as error:
+            raise _no_instance(instance_id, "instance_id") from error
+
+    def memory(self, instance_id: str) -> LoadReport:
+        """See `api.Operators`."""
+        for known in self._view:
+            if known.report.owner.instance_id == instance_id:
+                return known.report
+        raise _no_instance(instance_id, "instance_id")
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """See `api.Operators`."""
+        try:
+            subject = subjects.worker_memory(subjects.check_name(instance_id))
+            request = MemoryRequest(resize=body)
+            return await self._bus.request(subject, request, MemoryReply, timeout_s=self._options.memory_timeout_s)
         except (ValueError, PeerGone) as error:
             raise _no_instance(instance_id, "instance_id") from error
 

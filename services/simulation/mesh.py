@@ -79,6 +79,7 @@ class SimulatedMesh:
         self.scheduler: SchedulerCore | None = None
         self._incarnation = 0
         self._stopping = False
+        self._retiring: set[str] = set()
 
     @property
     def worker_names(self) -> list[str]:
@@ -172,6 +173,11 @@ class SimulatedMesh:
             self.network.kill(name)
             node.core.ended.cancel()
 
+    def retire(self, name: str, deadline_s: float) -> None:
+        """Let an instance give its requests away or finish them, and leave for good."""
+        self._retiring.add(name)
+        self.workers[name].core.drain(deadline_s)
+
     async def _supervise(self, name: str, node: WorkerNode) -> None:
         try:
             await node.core.ended
@@ -179,6 +185,10 @@ class SimulatedMesh:
             if self._stopping:
                 raise
         await node.core.stop()
+        if name in self._retiring:
+            self._retiring.discard(name)
+            del self.workers[name]
+            return
         await asyncio.sleep(self.options.restart_delay_s)
         await self.start_worker(name)
 

@@ -23,6 +23,8 @@ from meshift.services.simulation.workload import (
     replay,
     with_priorities,
 )
+from meshift.services.worker.options import WorkerOptions
+from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings
 
 PATTERN_SHIFT_NAME = "pattern-shift"
 
@@ -78,6 +80,9 @@ class Cluster(BaseModel):
     frontends: int = Field(1, ge=1, description="frontends")
     engine: SimParameters = Field(default_factory=SimParameters, description="the modelled engine")
     scheduling: PolicySettings = Field(default_factory=PolicySettings, description="the policies' own settings")
+    usage: VirtualUsageSettings = Field(
+        default_factory=VirtualUsageSettings, description="priority classes and their headroom"
+    )
 
     def options(self, policy: PolicyName, seed: int) -> MeshOptions:
         """A mesh of it, the fast way."""
@@ -88,6 +93,7 @@ class Cluster(BaseModel):
                 frontends=self.frontends,
                 seed=seed,
                 parameters=self.engine,
+                worker=WorkerOptions(virtual_usage=self.usage),
                 scheduler=SchedulerOptions(scheduling=scheduling),
             )
         )

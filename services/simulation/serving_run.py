@@ -11,6 +11,7 @@ from meshift.services.bus.memory import Mode
 from meshift.services.frontend.core import FrontendOptions
 from meshift.services.simulation import virtual_time
 from meshift.services.simulation.clients import Client, Outcome, make_request
+from meshift.services.simulation.elastic import Elastic
 from meshift.services.simulation.measures import Measures, measure
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from meshift.services.simulation.probe import ClusterProbe, ClusterSums
@@ -30,6 +31,8 @@ class ServingResult:
     virtual_s: float
     steps: int
     sums: ClusterSums = field(default_factory=ClusterSums)
+    instances_paid_mean: float = 0.0
+    """Instances there, those that are starting or draining included; mean over time."""
 
     def measures(self) -> Measures:
         """Of all requests."""
@@ -78,6 +81,9 @@ async def _run(options: MeshOptions, arrivals: list[Arrival], on_done: Callable[
     await mesh.start()
     probe = ClusterProbe(mesh, options.worker.report_interval_s)
     probe.start()
+    elastic = Elastic(mesh, options.scheduler.scheduling.scaling, options.worker.report_interval_s)
+    if options.scheduler.scheduling.scaling.enabled:
+        elastic.start()
     rng = random.Random(f"prompts/{options.seed}")
     begin_s = loop.time()
     tasks = []
@@ -92,5 +98,7 @@ async def _run(options: MeshOptions, arrivals: list[Arrival], on_done: Callable[
     steps = sum(node.engine.load().step_count for node in mesh.workers.values())
     probe.stop()
     virtual_s = loop.time()
+    await elastic.stop()
     await mesh.stop()
-    return ServingResult(tuple(outcomes), virtual_s, steps, probe.sums)
+    paid = elastic.instances / elastic.looks if elastic.looks else float(options.instances)
+    return ServingResult(tuple(outcomes), virtual_s, steps, probe.sums, paid)

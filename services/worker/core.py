@@ -44,6 +44,7 @@ from meshift.services.worker.drain import Drain
 from meshift.services.worker.giver import Giver
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
+from meshift.services.worker.memory import KvMemory
 from meshift.services.worker.moves.context import MoveContext
 from meshift.services.worker.moves.destinations import MeshDestinations
 from meshift.services.worker.moves.moved import Moved, MovedAway
@@ -109,6 +110,7 @@ class WorkerCore:
             bus.serve("replay", subjects.worker_replay(name), ReplayRequest, self._on_replay),
             bus.serve("status", subjects.worker_status(name), StatusRequest, self._on_status),
             bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._on_drain),
+            KvMemory(self.owner, self._engine).serve(bus),
             *self._moves.serve(bus),
             bus.subscribe(subjects.worker_pair(name), MovePair, self._giver.on_pair),
         ]

@@ -22,8 +22,16 @@ class EngineSettings(BaseModel):
     pipeline_stages: int = Field(1, ge=1, description="stages of the instance's pipeline")
     tensor_ranks: int = Field(1, ge=1, description="tensor-parallel ranks of each stage")
     capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
+    capacity_tokens_max: int | None = Field(None, ge=1, description="how far the KV cache may grow while it serves")
+    layers_per_group: int | None = Field(
+        None, ge=1, description="on a CPU: keep KV in units of so many layers, which go back when the cache shrinks"
+    )
     page_size: int = Field(1, ge=1, description="tokens a page")
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
+    threads_per_rank: int | None = Field(
+        None, ge=1, description="computing threads of a rank on a CPU; without it, the cores divided by the ranks"
+    )
+    prefix_cache: bool = Field(True, description="keep the KV of ended requests for prompts that begin alike")
     log_dir: Path = Field(Path(".meshift/logs"), description="where the ranks' logs go")
     start_timeout_s: float = Field(180.0, gt=0, description="time for the engine to come up")
     random_seed: int = Field(0, description="seed of unseeded sampling")
@@ -65,12 +73,16 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         pipeline_stages=settings.pipeline_stages,
         tensor_ranks=settings.tensor_ranks,
         capacity_tokens=settings.capacity_tokens,
+        capacity_tokens_max=settings.capacity_tokens_max,
+        layers_per_group=settings.layers_per_group,
         page_size=settings.page_size,
         context_tokens_max=settings.context_tokens_max,
+        threads_per_rank=settings.threads_per_rank,
+        radix_cache=settings.prefix_cache,
+        data_bytes_per_s=settings.data_bytes_per_s,
         start_timeout_s=settings.start_timeout_s,
         random_seed=settings.random_seed,
         data_host=settings.data_host,
-        data_bytes_per_s=settings.data_bytes_per_s,
     )
 
 

@@ -36,4 +36,5 @@ def load_report(
         headroom=headroom,
         classes=classes,
         step_count=load.step_count,
+        prefill_tokens=load.prefill_tokens,
     )

@@ -292,18 +292,20 @@ def layout_of(rig: Rig) -> KvLayout:
 
 
 async def starve(rig: Rig) -> MoveKey:
-    """Promise all free memory away, to nobody; returns the reservation, to be aborted."""
-    key = MoveKey(f"starve-{next(_numbers)}", 1, 1)
-    load = rig.engine.load()
-    for slots in range(load.free + load.cached, 0, -rig.info.page_size):
+    """Promise nearly all free memory away, to nobody; returns the reservation, to be aborted."""
+    key, left = MoveKey(f"starve-{next(_numbers)}", 1, 1), rig.info.page_size
+    while True:
+        load = rig.engine.load()
         try:
+            slots = max(1, load.free + load.cached - left)
             await movable(rig).reserve(key, layout_of(rig), (), slots, 10 * rig.timeout_s)
         except MoveRefused as refused:
-            if refused.refusal is not Refusal.NO_ROOM:
+            if refused.refusal is not Refusal.NO_ROOM or slots == 1:
                 raise
+            # What runs goes on taking memory meanwhile.
+            left *= 2
         else:
-            break
-    return key
+            return key
 
 
 @dataclass

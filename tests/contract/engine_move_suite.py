@@ -502,8 +502,9 @@ class EngineMoveSuite(MoveStarts):
         source = pair.source
         older = source.submit(self.filler(source, source.prompt_tokens))
         await source.produced(older, source.prompt_tokens)
-        # The newer and shorter one gives way.
-        mover = Mover(pair, source.request(max_new_tokens=source.long_tokens))
+        # The newer one gives way, and leaves room enough for the older one to go on for a while.
+        prompt = source.prompt(8 * source.prompt_tokens)
+        mover = Mover(pair, source.request(prompt, max_new_tokens=source.long_tokens))
         before = source.submit(mover.request)
         await source.produced(before, 1)
         await mover.begin()

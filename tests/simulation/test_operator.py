@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from meshift.schemas.admin import DrainBody, MoveBody
-from meshift.schemas.errors import MoveDeclined, NotFound
+from meshift.schemas.errors import MoveDeclined, NotFound, Unsupported
 from meshift.schemas.instances import InstanceState
+from meshift.schemas.memory import MemoryBody
 from meshift.schemas.moves import MoveMode, MoveOutcome
 from meshift.services.frontend.operators import Operators
 from meshift.services.simulation.mesh import SimulatedMesh
@@ -207,5 +208,18 @@ def test_drains_of_nobody() -> None:
             with pytest.raises(NotFound, match="there is no instance") as unknown:
                 await operators(mesh).drain(name, DrainBody())
             assert unknown.value.param == "instance_id"
+
+    play(scenario)
+
+
+def test_an_instance_is_asked_for_another_capacity_through_a_frontend() -> None:
+    async def scenario(mesh: SimulatedMesh) -> None:
+        ask = operators(mesh)
+        assert ask.memory("worker-0").owner == mesh.workers["worker-0"].core.owner
+        with pytest.raises(Unsupported, match="fixed size"):
+            await ask.resize_memory("worker-0", MemoryBody(capacity=64))
+        for name in ("worker-9", "no.such*name"):
+            with pytest.raises(NotFound, match="there is no instance"):
+                await ask.resize_memory(name, MemoryBody(capacity=64))
 
     play(scenario)

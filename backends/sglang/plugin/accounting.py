@@ -30,6 +30,7 @@ def measure(agent: "RankAgent") -> wire.LoadSnapshot:
         queued_demand=sum(req.seqlen for req in waiting),
         step_count=scheduler.forward_ct,
         submits_seen=agent.submits_seen,
+        prefill_tokens=agent.prefill_tokens,
     )
 
 

@@ -46,6 +46,8 @@ class RankAgent:
         self.rank = context.rank
         self.step_ended_ns = 0
         """Monotonic time at which the last step's results were processed."""
+        self.prefill_tokens = 0
+        """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
 
@@ -62,6 +64,7 @@ class RankAgent:
             wire.Cancel: self._cancel,
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
+            wire.ResizeKv: self._resize,
             wire.Commit: self._commit,
             wire_moves.BeginMove: self.moves_out.begin,
             wire_moves.SendDelta: self.moves_out.send,
@@ -73,7 +76,6 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
-            wire.ResizeKv: self._resize,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -93,8 +95,9 @@ class RankAgent:
         if len(self._rows) or self._queue_changed or overdue:
             self._report()
 
-    def end_step(self) -> None:
-        """After a step's results were processed."""
+    def end_step(self, prefilled: int = 0) -> None:
+        """After a step's results were processed, which computed the KV of `prefilled` tokens, if it was a prefill."""
+        self.prefill_tokens += prefilled
         self.step_ended_ns = time.monotonic_ns()
         self._report()
 
@@ -107,7 +110,7 @@ class RankAgent:
     @property
     def is_idle(self) -> bool:
         """Whether no move holds anything here."""
-        return not (len(self._batches) or self.moves_out.frozen or len(self.moves_in.reservations))
+        return self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
 
     @property
     def has_work(self) -> bool:
@@ -180,10 +183,6 @@ class RankAgent:
             )
         )
 
-    def live_requests(self) -> Sequence[Any]:
-        """Those that have not ended, running or waiting."""
-        return list(self._live.values())
-
     def _resize(self, command: wire.ResizeKv) -> None:
         self._queue_changed = True
         self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
@@ -230,9 +229,9 @@ class RankAgent:
         self._cancelled.discard(req.rid)
         self._queue_changed = True
 
-    def note_load_changed(self) -> None:
-        """Report the load when the commands at hand are done."""
-        self._queue_changed = True
+    def report_load(self) -> None:
+        """Now, so that the worker knows it before it gets an answer."""
+        self._report()
 
     def answer(self, kind: Callable[..., wire.Report], nonce: int, **fields: Any) -> None:
         """Tell the worker, as every rank does."""
@@ -243,12 +242,11 @@ class RankAgent:
         self.answer(wire_moves.Refused, nonce, refusal=refusal.value, message=message)
 
     def flush_tokens(self, req: Any) -> None:
-        """Report all tokens of a request, also those that were held back because they may begin a stop string."""
+        """Report all tokens of a request now, also those that were held back because they may begin a stop string."""
         start, req.send_token_offset = req.send_token_offset, len(req.output_ids)
         if start < len(req.output_ids):
             self._add_row(req, start, req.output_ids[start:], None)
-        if len(self._rows):
-            self._report()
+        self._report()
 
     # ---- life of a request ----
 

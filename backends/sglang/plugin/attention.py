@@ -12,44 +12,21 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from meshift.kernels.attention import AttentionBatch, attend_reference
+from meshift.kernels.attention import AttentionBatch
 from meshift.kernels.cpu.attention import attend, supports
-from meshift.kernels.cpu.build import KernelUnavailable
+from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.places import KvPlace
 
 logger = logging.getLogger(__name__)
 
-CHECK_ERROR_MAX = 1e-5
-"""Of float32 outputs of size 1."""
-
 
 def make_backend(model_runner: Any) -> TorchNativeAttnBackend:
     """What SGLang calls for `meshift_cpu`."""
-    try:
-        check_kernel()
-    except KernelUnavailable as error:
-        logger.warning("attention falls back to SGLang's torch_native, which is several times slower: %s", error)
-        return TorchNativeAttnBackend(model_runner)
-    return MeshCpuAttention(model_runner)
-
-
-def check_kernel() -> None:
-    """Compare the kernel with its reference on a small batch: some milliseconds. Raises KernelUnavailable."""
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(8, 6, 40, generator=generator)
-    key, value = torch.randn(2, 100, 2, 40, generator=generator)
-    slots = torch.randperm(100, generator=generator).to(torch.int32).view(1, 100)
-    batch = AttentionBatch(
-        query_starts=torch.tensor([0, 1, 8]),
-        lengths=torch.tensor([100, 90]),
-        slots=slots,
-        rows=torch.tensor([0, 0]),
-    )
-    out = torch.empty_like(query)
-    attend(query, KvPlace.of_buffers(key, value), batch, out, 0.2)
-    error = float((out - attend_reference(query, key, value, batch, 0.2)).abs().max())
-    if not error <= CHECK_ERROR_MAX:
-        raise KernelUnavailable(f"the compiled kernel is off by {error:.1e} on this processor")
+    problem = kernel_problem()
+    if problem is None:
+        return MeshCpuAttention(model_runner)
+    logger.warning("attention falls back to SGLang's torch_native, which is several times slower: %s", problem)
+    return TorchNativeAttnBackend(model_runner)
 
 
 class MeshCpuAttention(TorchNativeAttnBackend):  # type: ignore[misc]

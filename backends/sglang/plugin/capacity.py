@@ -84,7 +84,7 @@ class KvCapacity:
         """Less would leave a request that is here already without hope."""
         demands = [
             min(len(req.origin_input_ids) + req.sampling_params.max_new_tokens, self._scheduler.max_req_len)
-            for req in self._scheduler.agent.live_requests()
+            for req in self._scheduler.agent.live.values()
         ]
         room: int = max(demands, default=0) + 2 * self._page_size + REQUEST_SLACK_TOKENS
         capacity: int = self._scheduler.max_total_num_tokens

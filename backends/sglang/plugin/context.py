@@ -38,7 +38,7 @@ class RankContext:
     data_host: str
     """The address, of this host, at which others' KV arrives."""
     data_bytes_per_s: float | None = None
-    """What it sends at most."""
+    """What is sent of KV at most; None: no limit."""
 
     @property
     def leads(self) -> bool:

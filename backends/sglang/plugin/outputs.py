@@ -7,7 +7,8 @@ from meshift.backends.sglang import wire
 from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.requests import FinishReason
 
-_REFUSED_SCHEMAS: Final = ("Failed to compile json grammar", "Grammar preprocessing timed out")
+_COSTLY_SCHEMA: Final = "Grammar preprocessing timed out"
+_REFUSED_SCHEMAS: Final = ("Failed to compile json grammar", _COSTLY_SCHEMA)
 """How SGLang's messages begin when a schema can't be obeyed."""
 
 _BROKEN_LOGITS: Final = "NaN happened"
@@ -124,12 +125,16 @@ def take_new_tokens(req: Any) -> tuple[int, Any]:
 def finish_row(row: int, req: Any, reason: Any, cancelled: bool) -> wire.FinishRow:
     """A finish from SGLang's finish reason in its JSON form (None: an abort without one)."""
     name, matched, message = _explain(reason or {"type": "abort"}, cancelled)
+    refused_schema = message.startswith(_REFUSED_SCHEMAS)
+    if refused_schema and _COSTLY_SCHEMA in message:
+        # SGLang's goes on with the whole schema.
+        message = "the schema takes too long to compile; make it simpler"
     return wire.FinishRow(
         row=row,
         reason=name,
         matched_stop=matched,
         message=message,
-        param="json_schema" if message.startswith(_REFUSED_SCHEMAS) else None,
+        param="json_schema" if refused_schema else None,
         cached_tokens=req.cached_tokens,
         preemptions=req.retraction_count,
         preemption_loss_ns=req.mesh.preemption_loss_ns,

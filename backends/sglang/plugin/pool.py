@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
-from meshift.kernels.cpu.build import KernelUnavailable
-from meshift.kernels.cpu.library import load
+from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.cpu.slots import store_tokens
 from meshift.kernels.places import KvPlace
 from meshift.kv_memory.arena import CpuArena
@@ -38,7 +37,7 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._places: dict[int, tuple[torch.Tensor, KvPlace]] = {}
-        self._compiled = _compiled_writes()
+        self._compiled = kernel_problem() is None
         super().__init__(*args, **kwargs)
         self.dirty = DirtyMap(self.size + self.page_size)
 
@@ -57,6 +56,10 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
     def load_cpu_copy(self, kv_cache_cpu: Any, indices: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         super().load_cpu_copy(kv_cache_cpu, indices, *args, **kwargs)
         self._mark(indices)
+
+    def mark_written(self, slots: torch.Tensor) -> None:
+        """Somebody else has written these."""
+        self._mark(slots)
 
     def give_up_pages(self, pages: ArrayLike) -> int:
         """These hold nothing any more; bytes that went back to the system."""
@@ -155,15 +158,6 @@ def stacking_for(pool: Any) -> Stacking:
         step = OS_PAGE_BYTES // math.gcd(OS_PAGE_BYTES, stacking.token_stride)
         raise ValueError(f"page_size must be a multiple of {step} for {k} layers a group, not {pool.page_size}")
     return stacking
-
-
-def _compiled_writes() -> bool:
-    try:
-        load()
-    except KernelUnavailable:
-        # The attention backend has said so.
-        return False
-    return True
 
 
 def _stores(loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

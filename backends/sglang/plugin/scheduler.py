@@ -60,6 +60,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def init_grammar_manager(self) -> None:
         grammar.register_backend()
         super().init_grammar_manager()
+        grammar.bound_compilations(self.grammar_manager)
 
     def get_output_streamer_class(self) -> type:
         agent = self.agent
@@ -110,8 +111,9 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return super().get_next_batch_to_run(running_batch=self.agent.at_boundary(running_batch), last_batch=last_batch)
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
+        prefilled = batch.extend_num_tokens if batch.forward_mode.is_extend() else 0
         super().process_batch_result(batch, result)
-        self.agent.end_step()
+        self.agent.end_step(prefilled)
 
     def publish_load_snapshot(self, force: bool = False) -> None:
         return None

@@ -6,7 +6,8 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
 from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, RequestList
-from meshift.schemas.instances import DrainReply
+from meshift.schemas.instances import DrainReply, LoadReport
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveReport
 from meshift.services.frontend.api import Operators
 from meshift.services.frontend.http import openapi
@@ -35,6 +36,11 @@ def add_admin_routes(app: FastAPI, operators: Operators, settings: HttpSettings)
         """Move an open request, whichever frontend's it is. An `outcome` of null: it is under way."""
         return await operators.move(request_id, await read(request, MoveBody))
 
+    @app.post("/admin/instances/{instance_id}/memory", openapi_extra=openapi.MEMORY_ROUTE)
+    async def resize_memory(instance_id: str, request: Request) -> MemoryReply:
+        """Change an instance's KV capacity while it serves; what was done."""
+        return await operators.resize_memory(instance_id, await read(request, MemoryBody))
+
 
 def _add_views(app: FastAPI, operators: Operators) -> None:
     @app.get("/admin/instances")
@@ -51,3 +57,8 @@ def _add_views(app: FastAPI, operators: Operators) -> None:
     async def moves() -> MoveList:
         """Moves out of each live instance: those under way, and the newest that have ended."""
         return await operators.moves()
+
+    @app.get("/admin/instances/{instance_id}/memory", responses=openapi.error_responses("404"))
+    async def memory(instance_id: str) -> LoadReport:
+        """An instance's newest report: its KV memory, in tokens."""
+        return operators.memory(instance_id)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from meshift.schemas.admin import DrainBody, MoveBody
+from meshift.schemas.memory import MemoryBody
 from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
 from meshift.services.frontend.http.schemas import ChatCompletion, ChatRequest, TextCompletion, TextRequest
@@ -114,6 +115,7 @@ def order_route(body: type[BaseModel], example: Mapping[str, object], *errors: s
 ORDER_ERRORS = ("400", "404", "408", "413", "415", "500", "503", "504")
 DRAIN_ROUTE = order_route(DrainBody, {"deadline_s": 30}, "429")
 MOVE_ROUTE = order_route(MoveBody, {"destination": "worker-2", "mode": "live", "wait": True}, "409")
+MEMORY_ROUTE = order_route(MemoryBody, {"capacity": 8192})
 CHAT_ROUTE = completion_route(ChatRequest, ChatCompletion, CHAT_EXAMPLES)
 TEXT_ROUTE = completion_route(TextRequest, TextCompletion, TEXT_EXAMPLES)
 
@@ -135,7 +137,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MoveBody)
+    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MoveBody, MemoryBody)
     given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
     modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
     modes += [(model, "serialization") for model in given]

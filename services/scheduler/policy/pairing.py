@@ -54,15 +54,16 @@ class PairingPlan:
             alternatives.append(Alternative(str(instance.owner), figures, rejected))
         decision = ", ".join(f"{source} to {destination}" for source, destination in sources.items()) or "no pairs"
         migration = self.settings.migration
-        inputs = migration.model_dump() | {"out_below": self.settings.out_below}
-        why = f"sources below {self.settings.out_below:g}, destinations above {migration.in_above:g} decode steps"
+        thresholds = {"out_below": self.settings.out_below, "in_above": self.settings.in_above}
+        inputs = migration.model_dump() | thresholds
+        why = f"sources below {self.settings.out_below:g}, destinations above {self.settings.in_above:g} decode steps"
         return Explanation(decision, why, inputs, tuple(alternatives))
 
     def _objection(self, instance: InstanceObservation) -> str:
-        freeness, migration = self.freeness[instance.owner], self.settings.migration
+        freeness = self.freeness[instance.owner]
         if freeness < self.settings.out_below:
             return "no destination left" if instance.report.running else "nothing runs there"
-        if freeness <= migration.in_above:
+        if freeness <= self.settings.in_above:
             return "neither overloaded nor free"
         return "no source left" if instance.free > 0 else "nothing free"
 
@@ -79,7 +80,7 @@ def pair_instances(
     freeness = {instance.owner: migration_freeness(instance, headroom) for instance in instances}
     able = [item for item in instances if item.owner not in busy]
     sources = [item for item in able if freeness[item.owner] < settings.out_below and item.report.running]
-    destinations = [item for item in able if freeness[item.owner] > migration.in_above and item.free > 0]
+    destinations = [item for item in able if freeness[item.owner] > settings.in_above and item.free > 0]
     sources.sort(key=lambda item: (freeness[item.owner], item.owner))
     destinations.sort(key=lambda item: (-item.free, item.owner))
     pairs = []

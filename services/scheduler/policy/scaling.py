@@ -23,6 +23,7 @@ class ScalingState:
 
     low_since_s: float | None = None
     high_since_s: float | None = None
+    short_since_s: float | None = None
     starting: tuple[float, ...] = ()
     """When instances were asked for that haven't reported yet: capacity to come."""
     known: int = 0
@@ -69,6 +70,19 @@ def cluster_freeness(
     return (sum(spare) + starting * capacity) / max(sum(running), 1)
 
 
+def is_short(instances: Sequence[InstanceObservation]) -> bool:
+    """Whether prompts wait that have room nowhere: one is larger than any instance's free memory, or all of them
+    together than that of all. The figure doesn't see it: a few requests with long outputs fill the memory and leave
+    many decode steps to each, while what waits can't begin. Memory that is only scattered isn't short: moves gather it.
+    """
+    free = [item.free for item in instances]
+    blocked = [item.report for item in instances if item.report.waiting and item.report.head_demand > item.free]
+    if not blocked:
+        return False
+    alone = max(report.head_demand for report in blocked) > max(free)
+    return alone or sum(report.queued_demand for report in blocked) > sum(free)
+
+
 def scale(
     instances: Sequence[InstanceObservation], state: ScalingState, settings: ScalingSettings, now_s: float
 ) -> tuple[ScalingDecision, ScalingState]:
@@ -78,10 +92,13 @@ def scale(
     state = _after_starts(state, len(serving), settings, now_s)
     capacity = max((item.report.capacity for item in instances), default=0)
     freeness = cluster_freeness(serving, settings.figure, len(state.starting), capacity)
-    state = _after_figure(state, freeness, settings, now_s)
+    short = settings.shortage and bool(serving) and is_short(serving)
+    state = _after_figure(state, freeness, short, settings, now_s)
     total = len(serving) + len(state.starting)
     action, why = _decide(state, freeness, total, len(serving), settings, now_s)
     idlest = min(serving, key=lambda item: (item.report.running, item.report.used, item.owner), default=None)
+    if action is ScalingAction.DRAIN and settings.shortage and not _is_spare(idlest, serving):
+        action, why = ScalingAction.NOTHING, f"{why}, but the others have no room for what the idlest one holds"
     owner = idlest.owner if action is ScalingAction.DRAIN and idlest is not None else None
     drainable = tuple((item.owner, item.report.running) for item in serving) if owner is not None else ()
     decision = ScalingDecision(
@@ -89,10 +106,17 @@ def scale(
     )
     if action is ScalingAction.START:
         begun = state.starting if settings.dry_run else (*state.starting, now_s)
-        state = replace(state, starting=begun, low_since_s=now_s)
+        state = replace(state, starting=begun, low_since_s=now_s, short_since_s=now_s)
     elif action is ScalingAction.DRAIN:
         state = replace(state, high_since_s=now_s, known=state.known - (not settings.dry_run))
     return decision, state
+
+
+def _is_spare(idlest: InstanceObservation | None, serving: Sequence[InstanceObservation]) -> bool:
+    """Whether the others can take what it holds."""
+    if idlest is None:
+        return False
+    return sum(item.free for item in serving if item is not idlest) >= idlest.report.used
 
 
 def _after_starts(state: ScalingState, serving: int, settings: ScalingSettings, now_s: float) -> ScalingState:
@@ -101,12 +125,21 @@ def _after_starts(state: ScalingState, serving: int, settings: ScalingSettings, 
     return replace(state, starting=tuple(starting), known=serving)
 
 
-def _after_figure(state: ScalingState, freeness: float, settings: ScalingSettings, now_s: float) -> ScalingState:
-    low_since_s = (state.low_since_s if state.low_since_s is not None else now_s) if freeness < settings.low else None
-    high_since_s = (
-        (state.high_since_s if state.high_since_s is not None else now_s) if freeness > settings.high else None
+def _after_figure(
+    state: ScalingState, freeness: float, short: bool, settings: ScalingSettings, now_s: float
+) -> ScalingState:
+    return replace(
+        state,
+        low_since_s=_since(state.low_since_s, freeness < settings.low, now_s),
+        high_since_s=_since(state.high_since_s, freeness > settings.high and not short, now_s),
+        short_since_s=_since(state.short_since_s, short, now_s),
     )
-    return replace(state, low_since_s=low_since_s, high_since_s=high_since_s)
+
+
+def _since(before_s: float | None, holds: bool, now_s: float) -> float | None:
+    if not holds:
+        return None
+    return now_s if before_s is None else before_s
 
 
 def _decide(
@@ -115,13 +148,20 @@ def _decide(
     figure = f"freeness {freeness:.1f} of {serving} instances and {total - serving} starting"
     if total < settings.instances_min:
         return ScalingAction.START, f"{total} instances, at least {settings.instances_min} are wanted"
-    if state.low_since_s is not None and now_s - state.low_since_s >= settings.sustain_s:
-        if total >= settings.instances_max:
-            return ScalingAction.NOTHING, f"{figure} is below {settings.low:g}, but {total} are the most allowed"
-        return ScalingAction.START, f"{figure} is below {settings.low:g} for {now_s - state.low_since_s:.1f} s"
-    if state.high_since_s is not None and now_s - state.high_since_s >= settings.sustain_s:
+    low, short, high = (
+        since_s is not None and now_s - since_s >= settings.sustain_s
+        for since_s in (state.low_since_s, state.short_since_s, state.high_since_s)
+    )
+    if (low or short) and total >= settings.instances_max:
+        return ScalingAction.NOTHING, f"{figure}: too low, but {total} are the most allowed"
+    if low:
+        return ScalingAction.START, f"{figure} is below {settings.low:g}"
+    if short and total == serving:
+        # What is starting will take what waits; only then it shows whether that is enough.
+        return ScalingAction.START, f"prompts wait that have room nowhere; {figure}"
+    if high:
         # What is starting was asked for a moment ago; taking another away at once would be a swing.
         if total > serving or serving <= settings.instances_min:
             return ScalingAction.NOTHING, f"{figure} is above {settings.high:g}, but no instance can be spared"
-        return ScalingAction.DRAIN, f"{figure} is above {settings.high:g} for {now_s - state.high_since_s:.1f} s"
+        return ScalingAction.DRAIN, f"{figure} is above {settings.high:g}"
     return ScalingAction.NOTHING, f"{figure} is in the range, or not for long enough beyond it"

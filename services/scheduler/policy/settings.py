@@ -14,13 +14,14 @@ PolicyName = Literal["meshift", "llumnix", "llumnix-base", "infaas++", "round-ro
 - `llumnix`: as published (section 4.4). `llumnix-base`: the same with all priorities equal.
 - `infaas++`: the least memory load, queued demand included; nothing moves.
 - `round-robin`: each in its turn; nothing moves.
-- `central`: the least memory load, of requests that the scheduler tracks itself at every step; nothing moves.
+- `central`: stands for a scheduler that tracks every request at every step (`policy/central.py`, to compare its cost);
+  in the mesh it decides as `infaas++`.
 """
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-OUT_BELOW = 3.0
-OUT_BELOW_MESHIFT = 10.0
+OUT_BELOW, IN_ABOVE = 3.0, 30.0
+OUT_BELOW_MESHIFT, IN_ABOVE_MESHIFT = 10.0, 200.0
 
 ScalingFigure = Literal["ratio", "mean"]
 """What of the cluster is held in the target range: `sum(M - V) / sum(B)`, the decode steps that it can take, or the
@@ -50,7 +51,7 @@ class MigrationSettings(_Settings):
         None,
         description="freeness (decode steps) below which an instance gives requests away (default: the policy's own)",
     )
-    in_above: float = Field(30.0, description="freeness above which an instance takes them")
+    in_above: float | None = Field(None, description="freeness above which an instance takes them (likewise)")
     requeue: bool = Field(True, description="let what waits in a full instance's queue move too (`meshift` only)")
     pair_ttl_s: float = Field(0.25, gt=0, le=60, description="how long a pair holds unless it is renewed")
     reverse_after_s: float = Field(
@@ -68,6 +69,9 @@ class ScalingSettings(_Settings):
     low: float = Field(10.0, description="freeness below which one is started")
     high: float = Field(60.0, description="freeness above which one is drained")
     sustain_s: float = Field(10.0, ge=0, description="how long it must be beyond the range")
+    shortage: bool = Field(
+        True, description="start one, too, where prompts wait that have room nowhere; drain none whose requests would"
+    )
     instances_min: int = Field(1, ge=1, description="never fewer")
     instances_max: int = Field(16, ge=1, description="never more, those that are starting included")
     start_timeout_s: float = Field(600.0, gt=0, description="a start that takes longer counts as failed")
@@ -98,8 +102,8 @@ class PolicySettings(_Settings):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.out_below >= self.migration.in_above:
-            raise ValueError(f"out_below {self.out_below} must be below in_above {self.migration.in_above}")
+        if self.out_below >= self.in_above:
+            raise ValueError(f"out_below {self.out_below} must be below in_above {self.in_above}")
         return self
 
     @property
@@ -109,6 +113,14 @@ class PolicySettings(_Settings):
         if self.migration.out_below is not None:
             return self.migration.out_below
         return OUT_BELOW_MESHIFT if self.policy == "meshift" else OUT_BELOW
+
+    @property
+    def in_above(self) -> float:
+        """Freeness above which an instance takes requests. meshift's destinations have room to spare: what it fills by
+        moving is no longer there for the next prompt."""
+        if self.migration.in_above is not None:
+            return self.migration.in_above
+        return IN_ABOVE_MESHIFT if self.policy == "meshift" else IN_ABOVE
 
     @property
     def requeues(self) -> bool:

@@ -24,10 +24,10 @@ async def overlapping(random_llama: Path, tmp_path_factory: pytest.TempPathFacto
         yield rig
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["to overlapping", "from overlapping"])
+@pytest_asyncio.fixture(loop_scope="session", params=["there", "back"])
 async def pair(request: pytest.FixtureRequest, base_engine: Rig, overlapping: Rig) -> AsyncIterator[MovePair]:
     pair = pair_of(base_engine, overlapping)
-    yield pair if request.param == "to overlapping" else pair.reversed()
+    yield pair if request.param == "there" else pair.reversed()
     await pair.settle()
 
 

@@ -28,15 +28,20 @@ async def staged_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFac
         yield rig
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["to stages", "from stages"])
+@pytest_asyncio.fixture(loop_scope="session", params=["there", "back"])
 async def pair(request: pytest.FixtureRequest, base_engine: Rig, staged_engine: Rig) -> AsyncIterator[MovePair]:
     pair = pair_of(base_engine, staged_engine)
-    yield pair if request.param == "to stages" else pair.reversed()
+    yield pair if request.param == "there" else pair.reversed()
     await pair.settle()
 
 
 class TestMoves(EngineMoveSuite):
     """All of it, in both directions."""
+
+    async def test_preempted_while_moving(self, pair: MovePair) -> None:
+        if pair.source.info.pipeline_stages > 1:
+            pytest.skip("SGLang preempts within a micro-batch only, and ends the last request of one")
+        await super().test_preempted_while_moving(pair)
 
 
 class TestJourneys(JourneySuite):

@@ -23,10 +23,10 @@ async def split_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFact
 class TestJourneys(JourneySuite):
     """To and fro."""
 
-    @pytest_asyncio.fixture(loop_scope="session", params=["to tensor ranks", "from tensor ranks"])
+    @pytest_asyncio.fixture(loop_scope="session", params=["there", "back"])
     async def pair(
         self, request: pytest.FixtureRequest, base_engine: Rig, split_engine: Rig
     ) -> AsyncIterator[MovePair]:
         pair = pair_of(base_engine, split_engine)
-        yield pair if request.param == "to tensor ranks" else pair.reversed()
+        yield pair if request.param == "there" else pair.reversed()
         await pair.settle()

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from meshift.benchmarks import kv
+from meshift.kv_memory.stacking import expected_utilisation
 
 RESULT_KEYS = {"utilisation", "closed_form", "compact_ms_p50", "released_fraction", "resize_ms_p50"}
 
@@ -30,5 +31,5 @@ def test_closed_form_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request that holds 3, 4 and 5 tokens in turn."""
     monkeypatch.setattr(kv, "PHASES", ((1, 3, 2),))
     assert kv._held_lengths() == {3: 1, 4: 1, 5: 1}
-    assert float(kv.expected_utilisation(1, 4, kv._held_lengths())) == pytest.approx(12 / 16)
-    assert float(kv.expected_utilisation(4, 4, kv._held_lengths())) == 1
+    assert float(expected_utilisation(1, 4, kv._held_lengths())) == pytest.approx(12 / 16)
+    assert float(expected_utilisation(4, 4, kv._held_lengths())) == 1

@@ -11,11 +11,19 @@ import pytest
 from nats.aio.client import Client
 
 from meshift.schemas.base import Message
-from meshift.schemas.errors import BusClosed, ErrorReply, MessageTooLarge, Overloaded, PeerGone, PeerTimeout
+from meshift.schemas.errors import (
+    BusClosed,
+    ErrorReply,
+    InvalidRequest,
+    MessageTooLarge,
+    Overloaded,
+    PeerGone,
+    PeerTimeout,
+)
 from meshift.schemas.identity import Owner
 from meshift.schemas.limits import PAYLOAD_BYTES_MAX
 from meshift.schemas.requests import ReplayReply, ReplayState, SubmitReply
-from meshift.services.bus.codec import check_packed_size, decode, encode
+from meshift.services.bus.codec import SharedDecoder, check_packed_size, decode, encode
 from meshift.services.bus.delay_line import DelayLine
 from meshift.services.bus.logs import INTERVAL_S, KEYS_MAX, QuietLog
 from meshift.services.bus.nats_answers import ERROR_TEXT_CHARS_MAX, check_wire_size, encode_answer, header_size
@@ -37,6 +45,22 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
         virtual_time.run(test(*args, **kwargs))
 
     return run_test
+
+
+# Codec
+
+
+def test_a_payload_is_validated_once_for_all_its_receivers_of_one_type() -> None:
+    decoder = SharedDecoder()
+    first, second = (encode(SubmitReply(owner=Owner("w", number))) for number in (1, 2))
+    message = decoder.decode(SubmitReply, first)
+    assert decoder.decode(SubmitReply, first) is message
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            decoder.decode(ReplayReply, first)
+    assert decoder.decode(SubmitReply, first) == message
+    assert decoder.decode(SubmitReply, second).owner == Owner("w", 2)
+    assert decoder.decode(SubmitReply, bytes(bytearray(second))).owner == Owner("w", 2)
 
 
 # Tasks

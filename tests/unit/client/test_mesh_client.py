@@ -23,7 +23,10 @@ from meshift.schemas.errors import (
     Unauthorized,
     Unavailable,
 )
+from meshift.schemas.memory import MemoryBody
 from meshift.schemas.moves import MoveMode
+from meshift.services.cli import memory
+from meshift.services.cli.errors import CommandError
 from meshift.services.frontend.http import make_access
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
 from tests.unit.frontend.fake_frontend import Fail
@@ -117,6 +120,21 @@ async def test_a_stream_that_is_left(shell: Shell) -> None:
         async with aclosing(mesh.stream_chat("tiny", MESSAGES)) as events:
             await anext(events)
         assert (await mesh.chat("tiny", MESSAGES)).text == "Paris is big"
+
+
+async def test_memory_command(shell: Shell) -> None:
+    transport = httpx.ASGITransport(app=shell.app)
+    name = shell.frontend.operators.known[0].load.owner.instance_id
+    settings = memory.MemorySettings.model_validate({"instance": name, "url": "http://mesh", "admin_key": ADMIN})
+    shown = memory.describe(await memory.ask(settings, transport))
+    assert f"{shell.frontend.operators.known[0].load.capacity} tokens = " in shown
+    settings = settings.model_copy(update={"capacity": 64, "preempt": True})
+    done = memory.describe(await memory.ask(settings, transport))
+    assert "64 tokens; 32 tokens of cached prefixes and 1 requests went, 3.0 MiB given back, 5.0 MiB held" in done
+    assert "not what was asked for: requests hold the rest" in done
+    assert shell.frontend.operators.resized == [(name, MemoryBody(capacity=64, preempt=True))]
+    with pytest.raises(CommandError, match="there is no instance 'x'"):
+        await memory.ask(settings.model_copy(update={"instance": "x", "capacity": None}), transport)
 
 
 def answering(handler: Callable[[httpx.Request], httpx.Response]) -> MeshClient:

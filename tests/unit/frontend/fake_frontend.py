@@ -13,9 +13,10 @@ from meshift.schemas.admin import (
     OpenRequest,
     RequestList,
 )
-from meshift.schemas.errors import MeshError
+from meshift.schemas.errors import MeshError, NotFound
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveReport, MovesReply
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.services.frontend.api import Chunk, GenerateRequest
@@ -175,8 +176,9 @@ class FakeOperators:
     report: MoveReport = field(default_factory=move_report)
     drained: list[tuple[str, DrainBody]] = field(default_factory=list)
     moved: list[tuple[str, MoveBody]] = field(default_factory=list)
+    resized: list[tuple[str, MemoryBody]] = field(default_factory=list)
     error: MeshError | None = None
-    """What drains and moves are refused with."""
+    """What drains, moves and other capacities are refused with."""
 
     async def instances(self) -> InstanceList:
         return InstanceList(data=tuple(self.known))
@@ -198,6 +200,27 @@ class FakeOperators:
             raise self.error
         self.drained.append((instance_id, body))
         return DrainReply(owner=Owner(instance_id=instance_id, incarnation=1), requests_left=3)
+
+    def memory(self, instance_id: str) -> LoadReport:
+        for status in self.known:
+            if status.load.owner.instance_id == instance_id:
+                return status.load
+        raise NotFound("no such instance", param="instance_id")
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        if self.error is not None:
+            raise self.error
+        self.resized.append((instance_id, body))
+        return MemoryReply(
+            owner=Owner(instance_id=instance_id, incarnation=1),
+            capacity=body.capacity,
+            request_tokens_max=body.capacity - 4,
+            evicted=32,
+            preempted=1,
+            released_bytes=3 << 20,
+            resident_bytes=5 << 20,
+            reason="requests hold the rest",
+        )
 
 
 @dataclass

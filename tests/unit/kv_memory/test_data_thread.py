@@ -375,6 +375,23 @@ def test_a_loop_that_fails_tells_everybody(caplog: pytest.LogCaptureFixture) -> 
         thread.post(Address("tcp", "x"), patch(), TIMEOUT_S, Done())
 
 
+class BuggyTransport(HangingTransport):
+    async def send(self, address: Address, patch: Patch, *, timeout_s: float) -> None:
+        raise KeyError("a bug")
+
+
+def test_whatever_a_send_raises_arrives_as_a_transport_error(caplog: pytest.LogCaptureFixture) -> None:
+    go = threading.Event()
+    go.set()
+    thread = DataThread(lambda: BuggyTransport(go))
+    thread.start(timeout_s=TIMEOUT_S)
+    done = Done()
+    thread.post(Address("tcp", "x"), patch(), TIMEOUT_S, done)
+    assert "a bug" in str(done.wait())
+    assert thread.close(timeout_s=TIMEOUT_S)
+    assert "a send failed" in caplog.text
+
+
 def test_many_threads_post() -> None:
     with running() as out, running() as into:
         inboxes = {f"move-{index}": Inbox() for index in range(4)}

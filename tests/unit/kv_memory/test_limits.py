@@ -50,6 +50,18 @@ async def test_a_waiter_that_leaves_is_skipped() -> None:
     assert tasks[0].cancelled()
 
 
+async def test_room_that_comes_while_a_waiter_leaves() -> None:
+    budget = ByteBudget(10)
+    await budget.take(10)
+    tasks = await start(budget, 10, 2)
+    tasks[0].cancel()
+    budget.give_back(10)
+    assert await done(*tasks) == [True, True]
+    assert (tasks[0].cancelled(), tasks[1].cancelled()) == (True, False)
+    budget.give_back(2)
+    await asyncio.wait_for(budget.take(10), 10.0)
+
+
 async def test_a_waiter_that_leaves_with_its_room_gives_it_back() -> None:
     budget = ByteBudget(10)
     await budget.take(10)

@@ -270,3 +270,35 @@ async def test_without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportError, match="isn't there"):
         await end.start()
     await end.close()
+
+
+async def test_polling_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [TransportError("no memory")]
+    messages = FakeAgent.messages
+
+    def failing(agent: FakeAgent) -> list[bytes]:
+        if failures:
+            raise failures.pop()
+        return messages(agent)
+
+    monkeypatch.setattr(FakeAgent, "messages", failing)
+    async with World(LIMITS) as world:
+        inbox = Inbox()
+        await world.sender.send(world.receiver.open_transfer("move", inbox), make_patch(), timeout_s=TIMEOUT_S)
+        assert inbox.watermarks == [1]
+    assert "no memory" in caplog.text
+
+
+async def test_peers_are_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshift.kv_memory.transport.nixl_link.PEERS_MAX", 2)
+    async with World(LIMITS) as world:
+        for name in ("one", "two", "three"):
+            end = world.make()
+            await end.start()
+            inbox = Inbox()
+            await world.sender.send(end.open_transfer(name, inbox), make_patch(transfer_id=name), timeout_s=TIMEOUT_S)
+            assert inbox.watermarks == [1]
+            await end.close()
+        assert len(world.network.agents[world.sender_name].peers) == 2

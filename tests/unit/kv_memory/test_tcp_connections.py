@@ -1,6 +1,7 @@
 """How TcpTransport uses connections and keeps to a rate, and its own life."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,23 @@ async def test_a_name_is_resolved() -> None:
         named = replace(address, location=address.location.replace("127.0.0.1", "localhost"))
         await sender.send(named, make_patch(), timeout_s=TIMEOUT_S)
         assert inbox.watermarks == [1]
+
+
+async def test_accepting_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("meshift.kv_memory.transport.tcp_receiver.ACCEPT_PAUSE_S", 0.001)
+    loop = asyncio.get_running_loop()
+    accept, failures = loop.sock_accept, [OSError("too many open files")]
+
+    async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return await accept(sock)
+
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    async with started() as receiver, started() as sender:
+        inbox = Inbox()
+        await sender.send(receiver.open_transfer("move", inbox), make_patch(), timeout_s=TIMEOUT_S)
+        assert inbox.watermarks == [1]
+    assert "too many open files" in caplog.text

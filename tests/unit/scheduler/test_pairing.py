@@ -131,7 +131,7 @@ def test_whatever_the_loads(loads: list[InstanceObservation], way: str) -> None:
         else:
             assert source.report.running
         if way != "pack" and not pair.waiting:
-            assert migration_freeness(source) < chosen.out_below < 30 < migration_freeness(destination)
+            assert migration_freeness(source) < chosen.out_below < chosen.in_above < migration_freeness(destination)
     assert len(plan.explain().alternatives) == len(loads)
 
 

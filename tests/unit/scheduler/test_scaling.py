@@ -9,6 +9,7 @@ from meshift.services.scheduler.policy.scaling import (
     ScalingDecision,
     ScalingState,
     cluster_freeness,
+    is_short,
     scale,
 )
 from meshift.services.scheduler.policy.settings import ScalingSettings
@@ -125,3 +126,37 @@ def test_one_idle_instance_lifts_the_mean_but_not_the_ratio() -> None:
 def test_neither_headroom_nor_queues_are_load() -> None:
     inflated = [instance(used=500, running=5, headroom=900, head_demand=700, queued_demand=900)]
     assert cluster_freeness(inflated, "ratio") == 100
+
+
+def test_what_waits_and_has_room_nowhere_is_a_shortage_that_the_figure_does_not_see() -> None:
+    blocked = instance(used=800, running=2, waiting=3, head_demand=300, queued_demand=900)
+    assert cluster_freeness([blocked], "ratio") == 100
+    scaler = Scaler()
+    assert scaler.actions([blocked], range(60)) == [(10, "start")], "one, until it has come"
+    assert "room nowhere" in Scaler(ScalingSettings(enabled=True, sustain_s=0.0)).look([blocked], 0.0).why
+    assert Scaler(SETTINGS.model_copy(update={"shortage": False})).actions([blocked], range(60)) == []
+
+
+def test_memory_that_is_only_scattered_is_no_shortage() -> None:
+    blocked = instance("a", used=800, running=2, waiting=1, head_demand=300, queued_demand=300)
+    assert not is_short([blocked, instance("b", used=600, running=4)])
+    assert is_short([blocked, instance("b", used=750, running=4)])
+    queue = instance("a", used=800, running=2, waiting=4, head_demand=300, queued_demand=900)
+    assert is_short([queue, instance("b", used=600, running=4)])
+    assert not is_short([instance("a", waiting=1, head_demand=300, queued_demand=300)]), "about to begin"
+    assert not is_short([])
+
+
+def test_nothing_is_drained_while_something_waits() -> None:
+    scaler = Scaler(SETTINGS.model_copy(update={"instances_max": 2}))
+    loads = [instance("a", used=800, running=1, waiting=1, head_demand=1200, queued_demand=1200), instance("b")]
+    assert scaler.actions(loads, range(40)) == []
+
+
+def test_one_whose_requests_have_no_room_elsewhere_is_kept() -> None:
+    scaler = Scaler()
+    full = [instance("a", used=900, running=1), instance("b", used=600, running=2)]
+    assert scaler.actions(full, range(40)) == []
+    assert "no room" in scaler.look(full, 40.0).why
+    published = Scaler(SETTINGS.model_copy(update={"shortage": False}))
+    assert published.actions(full, range(12)) == [(10, "drain")]

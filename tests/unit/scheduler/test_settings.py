@@ -22,7 +22,7 @@ def test_a_change_is_a_new_version_and_leaves_the_old_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"migration": {"out_below": 31}}, None),
+        ({"policy": "llumnix", "migration": {"out_below": 31}}, None),
         ({"migration": {"out_bellow": 3}}, "migration.out_bellow"),
         ({"migration": {"in_above": float("inf")}}, "migration.in_above"),
         ({"migration": 3}, "migration"),
@@ -50,4 +50,5 @@ def test_who_moves_and_who_sees_priorities() -> None:
 
 def test_thresholds_are_the_policy_s_own_unless_they_are_set() -> None:
     assert (settings("llumnix").out_below, settings().out_below) == (3.0, 10.0)
+    assert (settings("llumnix").in_above, settings().in_above) == (30.0, 200.0)
     assert settings(migration={"out_below": 5}).out_below == 5.0

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from meshift.schemas import admin, errors, instances, moves, requests
+from meshift.schemas import admin, errors, instances, memory, moves, requests
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
@@ -32,6 +32,7 @@ LOAD = instances.LoadReport(
     owner=OWNER, sequence=1, emitted_ns=2, state=instances.InstanceState.READY, model=MODEL, capacity=100, used=40,
     cached=30, free=20, reserved=10, running=3, waiting=4, head_demand=5, queued_demand=6, headroom=7, layout_epoch=8,
     classes=(instances.ClassLoad(name="high", execution=1, running=2, used=30, headroom=7),), step_count=9,
+    prefill_tokens=8,
 )  # fmt: skip
 DRAIN = instances.DrainStatus(left=3, moving=1, moved=2, deadline_s=4.5, blocked="no room")
 OPEN = admin.OpenRequest(
@@ -67,6 +68,11 @@ SAMPLES: tuple[Message, ...] = (
     ),
     instances.DrainRequest(deadline_s=1.5, restart=True),
     instances.DrainReply(owner=OWNER, requests_left=2),
+    memory.MemoryRequest(resize=memory.MemoryBody(capacity=5, preempt=True)),
+    memory.MemoryReply(
+        owner=OWNER, capacity=5, request_tokens_max=4, evicted=3, preempted=2, released_bytes=6, resident_bytes=7,
+        reason="r",
+    ),
     instances.StatusRequest(),
     instances.WorkerStatus(
         load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN,

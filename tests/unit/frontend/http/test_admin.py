@@ -6,8 +6,10 @@ import httpx
 import pytest
 
 from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, OpenRequest, RequestList
-from meshift.schemas.errors import MoveDeclined, NotFound, Overloaded, PeerTimeout
+from meshift.schemas.errors import MoveDeclined, NotFound, Overloaded, PeerTimeout, Unsupported
 from meshift.schemas.identity import FrontendRef, Owner
+from meshift.schemas.instances import LoadReport
+from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveMode, MoveReport, MovesReply
 from meshift.schemas.requests import Priority
 from tests.unit.frontend.fake_frontend import move_report
@@ -139,3 +141,39 @@ async def test_refused_moves(shell: Shell) -> None:
     }
     operators.error = PeerTimeout("no answer")
     assert (await move(shell, {})).status_code == 504
+
+
+async def resize(shell: Shell, body: Any, instance_id: str = "worker-1") -> httpx.Response:
+    async with shell.client() as client:
+        return await client.post(f"/admin/instances/{instance_id}/memory", json=body)
+
+
+async def test_memory(shell: Shell) -> None:
+    report = shell.frontend.operators.known[0].load
+    response = await shell.get(f"/admin/instances/{report.owner.instance_id}/memory")
+    assert LoadReport.model_validate(response.json()) == report
+    assert error_of(await shell.get("/admin/instances/nobody/memory"))["param"] == "instance_id"
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"capacity": 8}, MemoryBody(capacity=8)),
+        ({"capacity": 9, "preempt": True}, MemoryBody(capacity=9, preempt=True)),
+    ],
+)
+async def test_a_new_capacity(shell: Shell, body: Any, asked: MemoryBody) -> None:
+    response = await resize(shell, body)
+    reply = MemoryReply.model_validate(response.json())
+    assert (reply.capacity, reply.reason) == (asked.capacity, "requests hold the rest")
+    assert shell.frontend.operators.resized == [("worker-1", asked)]
+
+
+async def test_refused_capacities(shell: Shell) -> None:
+    for body in ({}, {"capacity": 0}, {"capacity": "all"}, {"capacity": 1 << 60}):
+        assert error_of(await resize(shell, body))["param"] == "capacity"
+    shell.frontend.operators.error = Unsupported("this engine's KV memory has a fixed size")
+    assert (await resize(shell, {"capacity": 8})).status_code == 400
+    shell.frontend.operators.error = NotFound("there is no instance 'w'", param="instance_id")
+    assert (await resize(shell, {"capacity": 8}, "w")).status_code == 404
+    assert not shell.frontend.operators.resized

@@ -248,5 +248,7 @@ async def until_refused(port: int) -> None:
                 _, writer = await asyncio.open_connection(HOST, port)
             except ConnectionRefusedError:
                 return
+            except ConnectionResetError:
+                continue  # It was in the queue of a socket that has just been closed.
             writer.close()
             await asyncio.sleep(0.01)

@@ -1,0 +1,87 @@
+"""Llumnix's section 6.5: instances paid for against the P99 prefill, over thresholds t of the range [t, t + 50]."""
+
+from dataclasses import dataclass
+
+from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
+from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings, ScalingSettings
+from meshift.services.simulation.scenario import Cluster, Workload
+from meshift.services.simulation.serving_run import run_serving
+
+TRACE = "L-L"
+INSTANCES_MAX = 16
+POISSON = ((2.0, 1.0), (2.5, 1.0), (3.0, 1.0))
+BURSTS = ((2.0, 2.0), (2.0, 4.0), (2.0, 6.0))
+"""Requests/s, and the coefficient of variation of their gaps."""
+THRESHOLDS = (5.0, 10.0, 20.0, 40.0)
+WIDTH = 50.0
+COLD_STARTS_S = (0.0, 30.0, 180.0)
+POLICIES: tuple[PolicyName, ...] = ("meshift", "llumnix", "infaas++")
+QUICK_REQUESTS_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run."""
+
+    rate: float
+    cv: float
+    threshold: float
+    cold_start_s: float
+    seed: int
+    policy: PolicyName
+
+
+def cases(settings: ExperimentSettings) -> list[Case]:
+    """All runs, seed by seed."""
+    loads = ((2.5, 1.0),) if settings.quick else POISSON + BURSTS
+    thresholds = (10.0, 40.0) if settings.quick else THRESHOLDS
+    colds = (30.0,) if settings.quick else COLD_STARTS_S
+    count = 1 if settings.quick else settings.seeds
+    return [
+        Case(rate, cv, threshold, cold, seed, policy)
+        for seed in range(settings.first_seed, settings.first_seed + count)
+        for rate, cv in loads
+        for cold in colds
+        for threshold in thresholds
+        for policy in settings.policies or POLICIES
+    ]
+
+
+def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
+    """1 to 16 instances; INFaaS++ scales by the same rule and moves nothing, also when one drains."""
+    requests = min(settings.requests, QUICK_REQUESTS_MAX) if settings.quick else settings.requests
+    runs = Runs("autoscale", cluster.parameters_hash(), settings.json_path)
+    matrix = cases(settings)
+    with progress(len(matrix)) as begin:
+        for case in matrix:
+            begin(f"{case.rate:g}/s CV {case.cv:g} t {case.threshold:g} seed {case.seed} {case.policy}")
+            row, raw = _run(case, cluster, requests)
+            runs.add(row, raw)
+    columns = ("rate", "cv", "cold_start_s", "threshold", "policy", "seed", "instances_paid_mean", "prefill_p99_s")
+    runs.conclude([{name: row[name] for name in columns} for row in runs.rows])
+    print_rows(runs.summary)
+    return runs
+
+
+def _run(case: Case, cluster: Cluster, requests: int) -> tuple[Row, Row]:
+    scaling = ScalingSettings(
+        enabled=True, low=case.threshold, high=case.threshold + WIDTH, instances_min=1, instances_max=INSTANCES_MAX
+    )
+    engine = cluster.engine.model_copy(update={"cold_start_ns": round(case.cold_start_s * 1e9)})
+    scheduling = PolicySettings.model_validate(cluster.scheduling.model_dump() | {"scaling": scaling.model_dump()})
+    elastic = cluster.model_copy(update={"engine": engine, "scheduling": scheduling, "instances": 1})
+    workload = Workload(trace=TRACE, requests=requests, rate=case.rate, seed=case.seed, cv=case.cv)
+    result = run_serving(elastic.options(case.policy, case.seed), workload.arrivals(cluster.tokens_max))
+    row = {
+        "trace": TRACE,
+        "rate": case.rate,
+        "cv": case.cv,
+        "threshold": case.threshold,
+        "cold_start_s": case.cold_start_s,
+        "seed": case.seed,
+        "policy": case.policy,
+        "instances_paid_mean": result.instances_paid_mean,
+        **figures(result.measures()),
+    }
+    return row, samples(result)

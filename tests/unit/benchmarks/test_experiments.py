@@ -1,0 +1,186 @@
+"""The experiments' own parts: what they run, keep and compare."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshift.backends.sim.parameters import SimParameters
+from meshift.benchmarks import simulate
+from meshift.benchmarks.experiments import autoscale, fragmentation, priority, rates, scalability, serving
+from meshift.benchmarks.experiments.runs import Row, Runs, paired
+from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.services.cli.errors import CommandError
+from meshift.services.simulation.scenario import Cluster
+from scripts.find_rates import Search
+
+KNOWN = {"parameters_hash": SimParameters().parameters_hash(), "seeds": {}, "rates": {"M-M": {"10": 8.0}}}
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "rates.json"
+    file.write_text(json.dumps(KNOWN))
+    monkeypatch.setattr(rates, "FILE", file)
+    return file
+
+
+def row(trace: str, seed: int, policy: str, value: float) -> Row:
+    return {"trace": trace, "seed": seed, "policy": policy, "prefill_p99_s": value}
+
+
+def test_ratios_are_of_the_same_seed() -> None:
+    rows = [
+        row("a", 1, "meshift", 1.0), row("a", 1, "infaas++", 5.0), row("a", 2, "meshift", 10.0),
+        row("a", 2, "infaas++", 20.0), row("a", 3, "meshift", 1.0), row("b", 1, "infaas++", 7.0),
+    ]  # fmt: skip
+    (ratio,) = paired(rows, ("trace",), "prefill_p99_s", "infaas++")
+    assert ratio == {
+        "trace": "a", "figure": "prefill_p99_s", "ratio": "infaas++ / meshift",
+        "median": 3.5, "least": 2.0, "greatest": 5.0, "seeds": 2,
+    }  # fmt: skip
+
+
+def test_rates_of_another_engine_are_refused(known: Path) -> None:
+    assert rates.known_rates(SimParameters()) == {"M-M": {10: 8.0}}
+    with pytest.raises(ValueError, match="find the rates anew"):
+        rates.known_rates(SimParameters(capacity=100))
+
+
+def test_the_matrix_is_seed_by_seed(known: Path) -> None:
+    known.write_text(json.dumps(KNOWN | {"rates": {name: {"10": 8.0, "5": 7.0} for name in serving.QUICK_TRACES}}))
+    quick = serving.cells(ExperimentSettings(quick=True), Cluster())
+    assert len(quick) == 3 * 4 * 3
+    assert [cell.seed for cell in quick] == sorted(cell.seed for cell in quick)
+    assert {cell.seed for cell in quick} == {100, 101, 102, 103}
+    assert {cell.target_s for cell in quick} == {10}
+    asked = ExperimentSettings(traces=("M-M",), policies=("llumnix",), targets_s=(5,), seeds=2, first_seed=0)
+    assert [(cell.trace, cell.rate, cell.seed) for cell in serving.cells(asked, Cluster())] == [
+        ("M-M", 7.0, 0),
+        ("M-M", 7.0, 1),
+    ]
+    with pytest.raises(ValueError, match=r"no rate of M-M for 30 s"):
+        serving.cells(ExperimentSettings(), Cluster())
+
+
+def test_one_that_is_broken_off_has_what_it_did(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "result.json"
+    runs = Runs("serving", "hash", path)
+    runs.add(row("a", 1, "meshift", 1.0), {"prefill_s": [1.0]})
+    told = json.loads(path.read_text())
+    assert (told["parameters_hash"], told["rows"], told["summary"]) == ("hash", [row("a", 1, "meshift", 1.0)], [])
+    (raw,) = map(json.loads, (tmp_path / "folder" / "result.json.raw.jsonl").read_text().splitlines())
+    assert raw == row("a", 1, "meshift", 1.0) | {"prefill_s": [1.0]}
+
+
+@pytest.mark.parametrize("name", ["serving", "fragmentation"])
+def test_a_small_run_from_end_to_end(
+    name: str, known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "told.json"
+    arguments = ["--experiment", name, "--json", str(path), "--requests", "60", "--instances", "2", "--seeds", "1"]
+    arguments += ["--traces", "M-M", "--targets-s", "10", "--policies", "meshift,infaas++"]
+    assert simulate.main(arguments) == 0
+    told = json.loads(path.read_text())
+    needed = {
+        "trace", "rate", "seed", "policy", "prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_p99_s",
+        "e2e_mean_s", "preemption_loss_s_mean", "moves_per_request", "reversed_moves",
+    }  # fmt: skip
+    assert all(needed <= set(line) for line in told["rows"])
+    assert len(told["rows"]) == (2 if name == "serving" else 4)
+    assert len((tmp_path / "told.json.raw.jsonl").read_text().splitlines()) == len(told["rows"])
+    assert told["summary"]
+    assert "policy" in capsys.readouterr().out or name == "serving"
+
+
+def test_priorities_are_compared_with_none() -> None:
+    cases = {"cv": 4.0, "high_share": 0.1, "reading": "target_load"}
+    columns = {f"{name}_{column}": 1.0 for name in ("high", "normal") for column in priority.COLUMNS}
+    base = [cases | columns | {"seed": seed, "policy": "llumnix-base"} for seed in (1, 2)]
+    ours = [cases | columns | {"seed": seed, "policy": "llumnix", "high_prefill_p99_s": 0.5 * seed} for seed in (1, 2)]
+    (line,) = priority.summarise(base + ours)
+    assert line["high_prefill_p99_s_gain"] == 1.5
+    assert line["normal_e2e_mean_s_gain"] == 1.0
+
+
+def test_a_small_run_with_priorities(tmp_path: Path) -> None:
+    path = tmp_path / "told.json"
+    arguments = ["--experiment", "priority", "--quick", "--requests", "60", "--instances", "2", "--json", str(path)]
+    assert simulate.main(arguments) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 2 * 2
+    assert all(line["high_prefill_p99_s"] > 0 for line in rows)
+
+
+def test_what_scheduling_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scalability, "SIZES", ((4, 50), (8, 50)))
+    path = tmp_path / "told.json"
+    assert simulate.main(["--experiment", "scalability", "--quick", "--json", str(path)]) == 0
+    told = json.loads(path.read_text())
+    assert [(line["instances"], line["policy"]) for line in told["rows"]] == [
+        (4, "global"), (4, "central"), (8, "global"), (8, "central"),
+    ]  # fmt: skip
+    assert all(line["cpu_s_per_s"] > 0 for line in told["rows"])
+    assert [line["instances"] for line in told["summary"]] == [4, 8]
+
+
+def test_a_small_run_that_scales(tmp_path: Path) -> None:
+    path = tmp_path / "told.json"
+    arguments = [
+        "--experiment",
+        "autoscale",
+        "--quick",
+        "--requests",
+        "25",
+        "--policies",
+        "meshift",
+        "--json",
+        str(path),
+    ]
+    assert simulate.main(arguments) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [line["threshold"] for line in rows] == [10.0, 40.0]
+    assert all(1 <= line["instances_paid_mean"] <= 16 for line in rows)
+
+
+def test_an_experiment_without_its_rates_is_one_line(known: Path) -> None:
+    with pytest.raises(CommandError, match="find_rates"):
+        simulate.main(["--experiment", "serving", "--quick"])
+
+
+def test_the_full_matrices() -> None:
+    assert len(autoscale.cases(ExperimentSettings(seeds=1))) == 6 * 3 * 4 * 3
+    assert (
+        fragmentation.summarise(
+            [row("a", 1, "x", 1.0) | {"fragmented_share": 0.1, "preemption_loss_s_mean": 0.0, "moves_per_request": 0.0}]
+        )[0]["fragmented_share"]
+        == 0.1
+    )
+
+
+class Known(Search):
+    """P99 prefill is a function of rate and seed."""
+
+    def p99_s(self, trace: str, rate: float, seed: int) -> float:
+        value: float = 10.0 ** (rate - 5 - 0.1 * seed)
+        self.known[trace, rate, seed] = value
+        return value
+
+
+def test_the_search_finds_the_median_seed_s_rate_and_runs_no_seed_in_vain() -> None:
+    search = Known(100, range(5), None)
+    assert search.find("M-M", 10.0, 4.0, 9.0) == pytest.approx(6.2, rel=0.02)
+    rates_tried = {rate for _, rate, _ in search.known}
+    assert len(search.known) < 5 * len(rates_tried)
+
+
+def test_runs_that_are_known_are_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    search = Search(40, [0], path, Cluster(instances=2))
+    value = search.p99_s("M-M", 1.0, 0)
+    again = Search(40, [0], path)
+    again.load()
+    assert again.known == {("M-M", 1.0, 0): value}
+    other = Search(41, [0], path)
+    other.load()
+    assert other.known == {}
