@@ -184,6 +184,7 @@ def test_a_drain_without_anywhere_to_go_is_blocked_until_it_is_forced() -> None:
         assert status.drain is not None
         assert (status.drain.left, status.drain.moved) == (1, 0)
         assert "no_destination" in status.drain.blocked
+        assert mesh.workers["worker-0"].core.restart_wanted
         await operators(mesh).drain("worker-0", DrainBody(force=True))
         await until(lambda: mesh.workers["worker-0"].core.owner != owner, "the next worker-0")
         assert await task == whole
