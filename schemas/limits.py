@@ -40,5 +40,8 @@ MOVE_PAIRS_MAX = 4_096
 MOVES_LISTED_MAX = 256
 """Moves that a worker tells of at once."""
 
+REQUESTS_LISTED_MAX = 10_000
+"""Open requests that a frontend tells of at once."""
+
 REASON_CHARS_MAX = 1_024
 """Of a reason in words."""

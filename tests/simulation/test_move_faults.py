@@ -11,7 +11,9 @@ from meshift.services.worker.moves import destination_table, source_table
 from meshift.services.worker.moves.source_table import SourceEvent, SourceState
 from tests.support.move_faults import COURSES, FAULTS, Transition, run_course
 
-MAIN_FAULTS = ("drop", "delay", "duplicate", "kill-source", "kill-destination", "kill-frontend", "cut-data-plane")
+MAIN_FAULTS = (
+    "drop", "delay", "duplicate", "kill-source", "kill-destination", "kill-frontend", "cut-data-plane", "close-source",
+)  # fmt: skip
 """In every run; the others in a soak."""
 
 ALL = {(f"source {state}", event.value) for state, event in source_table.TRANSITIONS} | {
@@ -35,6 +37,12 @@ RARE = {
     ("destination committing", "abort"),
     ("destination committed", "room"),
     ("destination committed", "no_room"),
+    ("destination new", "commit"),
+    ("destination new", "question"),
+    # In the instant in which the order comes: tests/simulation/test_moves.py.
+    ("source choosing", "over"),
+    ("source choosing", "refused"),
+    ("source beginning", "refused"),
 }
 
 

@@ -21,7 +21,7 @@ from meshift.services.worker.moves.source import SourceMove
 from meshift.services.worker.moves.source_table import SourceEvent
 from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import play, read, request, tokens_of, undisturbed
-from tests.support.move_kit import OneFault, Operator, running
+from tests.support.move_kit import OneFault, Operator, record_of, running
 
 Transition = tuple[str, str]
 """State and event; the states of the two tables have different names but for `reserving` and `committing`, and their
@@ -131,6 +131,13 @@ def _cancel(world: World) -> None:
         frontend.cancel(stream)
 
 
+def _close(world: World) -> None:
+    """As when its lease ends: at once, unknown to its frontend."""
+    found = record_of(world.mesh, world.ask.request_id)
+    if found is not None and found[0] is world.source:
+        world.source.core._close(found[1].key)
+
+
 def _drain(node: WorkerNode) -> None:
     if node.serves:
         node.core.drain(1.0)
@@ -153,6 +160,7 @@ FAULTS: dict[str, Fault] = {
     "cut-workers": lambda world: _partition(world, _name(world.source), _name(world.destination)),
     "cut-source-frontend": lambda world: _partition(world, _name(world.source), "frontend-0"),
     "cut-destination-frontend": lambda world: _partition(world, _name(world.destination), "frontend-0"),
+    "close-source": _close,
     "cancel": lambda world: world.soon(lambda: _cancel(world)),
     "drain-destination": lambda world: world.soon(lambda: _drain(world.destination)),
     "drain-source": lambda world: world.soon(lambda: _drain(world.source)),

@@ -160,6 +160,7 @@ class MovesIn:
         """Turn its reservation into its row."""
         reservation = self.reservations.take(req.rid)
         self._close_transfers(reservation)
+        self._kv.mark_written(reservation.slots)
         scheduler, tree, cached = self._scheduler, self._scheduler.tree_cache, reservation.cached
         used = -(-computed // scheduler.page_size) * scheduler.page_size - cached
         if used < len(reservation.slots):

@@ -44,7 +44,9 @@ OPERATIONS = (
     ("GET", "/admin/instances/{instance_id}/memory"),
     ("POST", "/admin/instances/{instance_id}/memory"),
     ("GET", "/admin/requests"),
+    ("GET", "/admin/moves"),
     ("POST", "/admin/instances/{instance_id}/drain"),
+    ("POST", "/admin/requests/{request_id}/move"),
 )
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
