@@ -40,5 +40,11 @@ MOVE_PAIRS_MAX = 4_096
 MOVES_LISTED_MAX = 256
 """Moves that a worker tells of at once."""
 
+DECISIONS_LISTED_MAX = 256
+"""Decisions that a scheduler tells of at once."""
+
+LAUNCHED_MAX = 256
+"""Instances that one launcher runs."""
+
 REASON_CHARS_MAX = 1_024
 """Of a reason in words."""

@@ -34,6 +34,7 @@ from meshift.services.frontend.counters import FrontendCounters
 from meshift.services.frontend.dispatch import Dispatcher
 from meshift.services.frontend.handle import StreamHandle
 from meshift.services.frontend.placement import Placement
+from meshift.services.frontend.steering import Steering
 from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
 from meshift.services.instances import InstanceView
 from meshift.services.periodic import Periodic
@@ -79,6 +80,7 @@ class FrontendCore:
         self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s, self.counters)
         self._answers = Answers(bus, ref)
         self._asks = Asks(bus, self, self._view, options, self.counters)
+        self.steering = Steering(bus, self._view, self.open_requests, options.ask_timeout_s)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
         self._probed: set[Owner] = set()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -92,7 +94,7 @@ class FrontendCore:
         bus = self._bus
         bus.subscribe(subjects.LOAD, LoadReport, self._on_report)
         bus.subscribe(subjects.INSTANCE_GONE, InstanceGone, self._on_gone)
-        bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._dispatcher.on_scheduler)
+        bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._on_scheduler)
         bus.subscribe(subjects.frontend_tokens(self.ref.frontend_id), TokenBatch, self._on_tokens)
         bus.serve("fence", subjects.frontend_fence(self.ref.frontend_id), Fence, self._on_fence)
         await bus.start(ServiceInfo("frontend", self.ref.frontend_id, "REST frontend: the stable end of streams"))
@@ -269,6 +271,11 @@ class FrontendCore:
     def _on_gone(self, gone: InstanceGone) -> None:
         self._view.on_gone(gone.owner)
         self._owner_lost(gone.owner, gone.reason)
+
+    def _on_scheduler(self, report: SchedulerReport) -> None:
+        self._dispatcher.on_scheduler(report)
+        if self.steering.is_behind(report):
+            self.spawn(self.steering.catch_up())
 
     # ---- silence and loss
 

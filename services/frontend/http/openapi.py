@@ -15,6 +15,7 @@ from meshift.schemas.memory import MemoryBody
 from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
 from meshift.services.frontend.http.schemas import ChatCompletion, ChatRequest, TextCompletion, TextRequest
+from meshift.services.scheduler.policy.settings import PolicySettings
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -115,6 +116,17 @@ MEMORY_ROUTE: dict[str, Any] = {
     },
     "responses": _string_keys(error_responses("400", "404", "503", "504")),
 }
+SCHEDULER_ERRORS = error_responses("400", "503", "504")
+EXPLAIN_ERRORS = error_responses("404")
+POLICY_ROUTE: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {**_schema(PolicySettings), "example": {"migration": {"out_below": 5, "in_above": 100}}}
+        },
+    },
+    "responses": _string_keys(error_responses("400", "413", "503", "504")),
+}
 CHAT_ROUTE = completion_route(ChatRequest, ChatCompletion, CHAT_EXAMPLES)
 TEXT_ROUTE = completion_route(TextRequest, TextCompletion, TEXT_EXAMPLES)
 
@@ -136,7 +148,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MemoryBody)
+    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MemoryBody, PolicySettings)
     given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
     modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
     modes += [(model, "serialization") for model in given]

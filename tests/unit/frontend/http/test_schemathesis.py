@@ -45,6 +45,10 @@ OPERATIONS = (
     ("POST", "/admin/instances/{instance_id}/memory"),
     ("GET", "/admin/requests"),
     ("POST", "/admin/instances/{instance_id}/drain"),
+    ("GET", "/admin/policy"),
+    ("PATCH", "/admin/policy"),
+    ("GET", "/admin/decisions"),
+    ("GET", "/admin/explain/{request_id}"),
 )
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
