@@ -1,4 +1,5 @@
-"""A fault at every transition of both tables of a move, and what must hold afterwards: the stream is exact, nobody holds
+"""A fault at every transition of both tables of a move, and what must hold afterwards: the stream is exact, nobody
+holds
 anything any more, and no request ever had two owners (`tests/support/move_faults.py`).
 
 Each transition is spoilt where it is first seen in the courses; the soak spoils every occurrence in every course."""
