@@ -217,6 +217,9 @@ METRIC_RECONFIGURE_STOP: Final = "meshift.reconfigure.stop"
 METRIC_DISPATCHES: Final = "meshift.dispatches"
 METRIC_DISPATCH_DURATION: Final = "meshift.dispatch.duration"
 
+METRIC_SCALINGS: Final = "meshift.scalings"
+METRIC_SCALING_FAILURES: Final = "meshift.scaling.failures"
+
 METRIC_BUS_PUBLISHED: Final = "meshift.bus.published"
 METRIC_BUS_RECEIVED: Final = "meshift.bus.received"
 METRIC_BUS_DROPPED: Final = "meshift.bus.dropped"

@@ -32,6 +32,7 @@ from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
 from meshift.services.scheduler.policy.settings import PolicySettings
+from meshift.services.scheduler.scaling import Scaler
 from meshift.services.scheduler.steering import Steering
 from meshift.services.scheduler.traces import describe_decision
 from meshift.tracing import names
@@ -46,6 +47,10 @@ class SchedulerOptions(BaseModel):
 
     report_interval_s: float = Field(0.5, gt=0, description="how often it says that it lives")
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
+    scaling_interval_s: float = Field(1.0, gt=0, description="how often it looks whether instances are wanted or spare")
+    scaling_drain_s: float = Field(
+        600.0, ge=0, le=86_400, description="how long a spare instance may wait for requests that don't move away"
+    )
     scheduling: PolicySettings = Field(default_factory=PolicySettings, description="the policies' own settings")
 
 
@@ -71,7 +76,11 @@ class SchedulerCore:
         )
         self._holding = Holding(self._decide_and_charge)
         self._migration = Migration(scheduler_id, incarnation, bus, self.counters, self.decisions)
+        self._scaler = Scaler(
+            scheduler_id, incarnation, bus, self.observations, self.counters, self.decisions, options.scaling_drain_s
+        )
         self._periodic = Periodic(options.report_interval_s, self._report)
+        self._looks = Periodic(options.scaling_interval_s, self._look)
 
     async def start(self) -> None:
         """Join the bus. Dispatches are answered as soon as instances have reported."""
@@ -79,13 +88,17 @@ class SchedulerCore:
         self._bus.subscribe(subjects.INSTANCE_GONE, InstanceGone, self._on_gone)
         self._bus.serve("dispatch", subjects.DISPATCH, DispatchRequest, self._on_dispatch)
         self._operators.serve(self._bus)
+        self._scaler.start()
         await self._bus.start(ServiceInfo("scheduler", self._id, "global scheduler: dispatches requests"))
         self._report()
         self._periodic.start()
+        self._looks.start()
 
     async def stop(self) -> None:
         """Leave the bus. Idempotent."""
         self._periodic.stop()
+        self._looks.stop()
+        self._scaler.stop()
         self._holding.release()
         await self._bus.close()
 
@@ -249,6 +262,10 @@ class SchedulerCore:
         if served and model not in served:
             return NotFound(f"model {model!r} is not served; there is {', '.join(served)}", param="model")
         return Unavailable(f"no instance of {model!r} takes requests now")
+
+    def _look(self) -> None:
+        self._expire()
+        self._scaler.look(self.settings.scaling, self._now_s())
 
     def _report(self) -> None:
         self._expire()

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from pydantic import JsonValue
 
 from meshift.schemas import subjects
 from meshift.schemas.errors import InvalidRequest, NotFound, Unavailable
@@ -12,7 +13,7 @@ from meshift.schemas.steering import DecisionsRequest, DecisionSubject, KeptPoli
 from meshift.services.simulation.mesh import SimulatedMesh
 from tests.support.mesh_kit import eight, outsider, play, read, request, streams
 
-CHANGE = {"migration": {"out_below": 5, "in_above": 90}}
+CHANGE: dict[str, JsonValue] = {"migration": {"out_below": 5, "in_above": 90}}
 REPORTS_S = 2.0
 """Some report intervals of the scheduler."""
 
@@ -109,8 +110,9 @@ def test_without_a_scheduler_it_is_said() -> None:
 
 
 def test_a_request_is_explained_from_its_dispatch_to_its_moves() -> None:
+    asks = eight()
+
     async def scenario(mesh: SimulatedMesh) -> None:
-        asks = eight()
         pending = streams(mesh, asks)
         await asyncio.sleep(0.5)
         steering = mesh.frontends["frontend-0"].steering
@@ -120,8 +122,9 @@ def test_a_request_is_explained_from_its_dispatch_to_its_moves() -> None:
         assert report.outcome is MoveOutcome.MOVED
         await asyncio.sleep(0.1)
         explanation = await steering.explain(request_id)
-        (dispatch,) = explanation.dispatches
+        dispatch, elsewhere = explanation.dispatches
         assert (dispatch.decision, dispatch.attempt) == (str(node.core.owner), 1)
+        assert elsewhere.decision == str(report.destination), "a move without a destination asks for one"
         assert {item.name for item in dispatch.alternatives} == {str(n.core.owner) for n in mesh.workers.values()}
         (move,) = explanation.moves
         assert (move.source, move.destination) == (report.source, report.destination)
