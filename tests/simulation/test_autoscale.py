@@ -157,12 +157,12 @@ def test_the_minimum_is_kept_up_without_any_traffic() -> None:
 
 def test_a_start_that_dies_is_counted_and_tried_again_later() -> None:
     async def scenario(scaled: Scaled) -> None:
-        tasks = scaled.load(8, 1200)
+        tasks = scaled.load(6, 700)
         await asyncio.sleep(5.0)
         assert scaled.service.failures == 1
         (look,) = scaled.scheduler.decisions.current(0.0)[-1:]
         assert "starts fail (worker-1 died)" in look.why
-        assert await scaled.watched(tasks) == [1200] * 8
+        assert await scaled.watched(tasks) == [700] * 6
         assert len(scaled.launcher.launched) >= 2
         assert max(scaled.sizes) >= 2
         assert scaled.service.failures == 1
@@ -172,10 +172,10 @@ def test_a_start_that_dies_is_counted_and_tried_again_later() -> None:
 
 def test_a_start_that_never_comes_up_is_given_up_and_does_not_block() -> None:
     async def scenario(scaled: Scaled) -> None:
-        tasks = scaled.load(8, 2000)
+        tasks = scaled.load(6, 900)
         await asyncio.sleep(15.0)
         assert (scaled.service.failures, len(scaled.launcher.launched)) == (0, 1)
-        assert await scaled.watched(tasks) == [2000] * 8
+        assert await scaled.watched(tasks) == [900] * 6
         assert scaled.service.failures == 1
         assert max(scaled.sizes) >= 2
 
