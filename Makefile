@@ -11,7 +11,7 @@ help:
 	@echo 'make check    format, lint, types, layers'
 	@echo 'make format   mend what the formatter and the linter can mend'
 	@echo 'make bench    the benchmarks; a name and options in ARGS'
-	@echo 'make soak     the simulation over many more seeds'
+	@echo 'make soak     the simulation over many more seeds; moves in a real mesh for SOAK_MINUTES=10'
 	@echo 'make lock     resolve the dependencies anew into requirements.lock'
 	@echo 'make image-locks  compose/requirements/ out of requirements.lock'
 	@echo 'make clean    remove what was made here (the package cache stays)'

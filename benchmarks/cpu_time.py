@@ -29,6 +29,17 @@ def cpu_s(pid: int, proc: Path = PROC) -> float:
     return sum(_ticks(member, proc) for member in tree(pid, proc)) / os.sysconf("SC_CLK_TCK")
 
 
+def thread_cpu_ns(pid: int, thread_id: int | None = None, proc: Path = PROC) -> int:
+    """Nanoseconds that one thread has used, by default a process's main thread. By the scheduler's own count; where the
+    kernel keeps none, in ticks. Raises OSError if there is no such thread."""
+    task = proc / str(pid) / "task" / str(thread_id or pid)
+    try:
+        return int((task / "schedstat").read_text().split()[0])
+    except FileNotFoundError:
+        ticks = sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13]))
+        return ticks * 1_000_000_000 // int(os.sysconf("SC_CLK_TCK"))
+
+
 def _ticks(pid: int, proc: Path) -> int:
     try:
         stat = (proc / str(pid) / "stat").read_text()

@@ -9,6 +9,7 @@ from meshift.schemas.errors import (
     InternalError,
     InvalidRequest,
     MeshError,
+    MoveDeclined,
     NotFound,
     Overloaded,
     PeerGone,
@@ -16,6 +17,7 @@ from meshift.schemas.errors import (
     Unauthorized,
     Unavailable,
 )
+from meshift.schemas.moves import MoveRefusal
 
 MESSAGE_CHARS_MAX = 200
 """Of an answer that isn't in the error format, such as a proxy's page."""
@@ -37,6 +39,9 @@ class _Body(BaseModel):
     code: str | None = None
 
 
+_REFUSALS = frozenset(refusal.value for refusal in MoveRefusal)
+
+
 class _Envelope(BaseModel):
     error: _Body
 
@@ -50,7 +55,10 @@ def refusal(status: int, body: bytes | str) -> MeshError:
         return _of_status(status)(f"HTTP {status}: {text[:MESSAGE_CHARS_MAX]}")
     try:
         code = ErrorCode(error.code or "")
-    except ValueError:  # OpenAI's codes, and those of other servers
+    except ValueError:
+        if status == httpx.codes.CONFLICT and error.code in _REFUSALS:
+            return MoveDeclined(error.message, param=error.param, refusal=error.code)
+        # OpenAI's codes, and those of other servers.
         return _of_status(status)(error.message, param=error.param)
     return ErrorReply(code=code, message=error.message, param=error.param).to_exception()
 

@@ -23,15 +23,27 @@ from pydantic import BaseModel, ValidationError
 
 from meshift.client.answers import Chat, Model, ModelList
 from meshift.client.errors import broken, refusal
-from meshift.schemas.admin import DrainBody, InstanceList, OpenRequest, RequestList
+from meshift.schemas.admin import (
+    DrainBody,
+    InstanceList,
+    InstanceStatus,
+    MoveBody,
+    MoveList,
+    OpenRequest,
+    RequestList,
+)
 from meshift.schemas.errors import InternalError, PeerGone
 from meshift.schemas.instances import DrainReply, LoadReport
 from meshift.schemas.memory import MemoryBody, MemoryReply
+from meshift.schemas.moves import MoveMode, MoveReport
 from meshift.schemas.steering import Changes, DecisionsReply, DecisionSubject, PolicyReply, RequestExplanation
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_MAX_S = 120.0
 """Between two pieces of an answer; a request that is moved or resumed pauses."""
+
+MOVE_MARGIN_S = 60.0
+"""Beyond its deadline, a move is decided by then."""
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -51,8 +63,8 @@ class MeshClient:
         """`transport`: for tests, another one than the network."""
         self.url = url.rstrip("/")
         self._keys = {"/v1": api_key, "/admin": admin_key}
-        timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, transport=transport)
+        self._silence_s = silence_s
+        self._http = httpx.AsyncClient(base_url=self.url, transport=transport)
 
     async def __aenter__(self) -> "MeshClient":
         return self
@@ -88,18 +100,49 @@ class MeshClient:
 
     # ---- admin
 
-    async def instances(self) -> Sequence[LoadReport]:
-        """The newest reports of the live instances."""
-        return (await self._ask(InstanceList, "GET", "/admin/instances")).data
+    async def instances(self) -> Sequence[InstanceStatus]:
+        """The live instances: load, moves, drain."""
+        return (await self.instance_list()).data
+
+    async def instance_list(self) -> InstanceList:
+        """The same, as it was answered."""
+        return await self._ask(InstanceList, "GET", "/admin/instances")
 
     async def open_requests(self) -> Sequence[OpenRequest]:
-        """The open requests of the frontend that answers."""
-        return (await self._ask(RequestList, "GET", "/admin/requests")).data
+        """The open requests of all frontends."""
+        return (await self.request_list()).data
 
-    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
-        """Let an instance finish its requests and leave. Returns when it has begun."""
+    async def request_list(self) -> RequestList:
+        """The same, with how many there are and whose are missing."""
+        return await self._ask(RequestList, "GET", "/admin/requests")
+
+    async def moves(self) -> MoveList:
+        """Moves out of each live instance: those under way, and the newest that have ended."""
+        return await self._ask(MoveList, "GET", "/admin/moves")
+
+    async def move(
+        self,
+        request_id: str,
+        destination: str | None = None,
+        *,
+        mode: MoveMode = MoveMode.LIVE,
+        deadline_s: float = 30.0,
+        wait: bool = True,
+    ) -> MoveReport:
+        """Move an open request to an instance, or to wherever there is room. Returns when the move has ended, well or
+        not: `outcome` says; without `wait` when it has begun. Raises `MoveDeclined` if it doesn't begin, `NotFound`."""
+        path = f"/admin/requests/{quote(request_id, safe='')}/move"
+        body = MoveBody(destination=destination, mode=mode, deadline_s=deadline_s, wait=wait)
+        return await self._ask(MoveReport, "POST", path, body.model_dump(), patience_s=deadline_s + MOVE_MARGIN_S)
+
+    async def drain(
+        self, instance_id: str, deadline_s: float | None = 30.0, *, force: bool = False, restart: bool = False
+    ) -> DrainReply:
+        """Let an instance move its requests away and leave. Returns when it has begun: `instances` tells how far it
+        is."""
         path = f"/admin/instances/{quote(instance_id, safe='')}/drain"
-        return await self._ask(DrainReply, "POST", path, DrainBody(deadline_s=deadline_s).model_dump())
+        body = DrainBody(deadline_s=deadline_s, force=force, restart=restart)
+        return await self._ask(DrainReply, "POST", path, body.model_dump())
 
     async def memory(self, instance_id: str) -> LoadReport:
         """An instance's newest report: its KV memory, in tokens."""
@@ -133,16 +176,21 @@ class MeshClient:
 
     # ---- HTTP
 
-    async def _ask(self, answer: type[AnswerT], method: str, path: str, body: object = None) -> AnswerT:
-        async with self._send(method, path, body) as response:
+    async def _ask(
+        self, answer: type[AnswerT], method: str, path: str, body: object = None, *, patience_s: float = 0.0
+    ) -> AnswerT:
+        async with self._send(method, path, body, patience_s) as response:
             return self._parse(answer, await response.aread())
 
     @asynccontextmanager
-    async def _send(self, method: str, path: str, body: object) -> AsyncIterator[httpx.Response]:
+    async def _send(
+        self, method: str, path: str, body: object, patience_s: float = 0.0
+    ) -> AsyncIterator[httpx.Response]:
         key = self._keys["/admin" if path.startswith("/admin") else "/v1"]
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         try:
-            async with self._http.stream(method, path, json=body, headers=headers) as response:
+            timeout = httpx.Timeout(max(self._silence_s, patience_s), connect=CONNECT_TIMEOUT_S)
+            async with self._http.stream(method, path, json=body, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     raise refusal(response.status_code, await response.aread())
                 yield response

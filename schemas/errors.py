@@ -8,6 +8,7 @@ MeshError
 |   +-- Unauthorized         no key, or a wrong one                               401
 |   +-- NotFound             unknown model, request, instance                     404
 |   +-- Unsupported          this engine can't do it                              400
+|   +-- MoveDeclined         the request can't be moved so, now; `refusal`        409
 +-- OverloadError        try later                                               429/503
 |   +-- Overloaded           a queue or a limit is full                           429
 |   +-- Unavailable          no instance can take it now                          503
@@ -34,6 +35,7 @@ class ErrorCode(StrEnum):
     UNAUTHORIZED = "invalid_api_key"
     NOT_FOUND = "not_found"
     UNSUPPORTED = "unsupported"
+    MOVE_DECLINED = "move_declined"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     PEER_TIMEOUT = "timeout"
@@ -99,6 +101,17 @@ class Unsupported(CallerError):
     code = ErrorCode.UNSUPPORTED
 
 
+class MoveDeclined(CallerError):
+    """The request is where it was, as it was. `refusal` is a `MoveRefusal`; a REST client finds it as the `code`."""
+
+    code = ErrorCode.MOVE_DECLINED
+    http_status = 409
+
+    def __init__(self, message: str, *, param: str | None = None, refusal: str = "unknown") -> None:
+        super().__init__(message, param=param)
+        self.refusal = refusal
+
+
 class OverloadError(MeshError):
     """Try again later."""
 
@@ -153,8 +166,8 @@ class InternalError(MeshError):
 
 
 _CLASSES: tuple[type[MeshError], ...] = (
-    InvalidRequest, ContextTooLong, MessageTooLarge, Unauthorized, NotFound, Unsupported, Overloaded, Unavailable,
-    PeerTimeout, PeerGone, Stale, BusClosed, InternalError,
+    InvalidRequest, ContextTooLong, MessageTooLarge, Unauthorized, NotFound, Unsupported, MoveDeclined, Overloaded,
+    Unavailable, PeerTimeout, PeerGone, Stale, BusClosed, InternalError,
 )  # fmt: skip
 _BY_CODE: dict[ErrorCode, type[MeshError]] = {cls.code: cls for cls in _CLASSES}
 

@@ -160,6 +160,8 @@ class DrainRequest(Message):
 
     kind: Literal["drain_request"] = "drain_request"
     deadline_s: float = Field(default=30.0, ge=0.0)
+    restart: bool = False
+    """It is to be started again by whoever started it (`meshift up`, a container's restart policy)."""
 
 
 class DrainReply(Message):
@@ -202,3 +204,7 @@ class WorkerStatus(Message):
     unacknowledged: int
     drain: DrainStatus | None = None
     """None unless it drains."""
+    moves_out: int = 0
+    """Requests that are moving away from it."""
+    moves_in: int = 0
+    """Requests that are moving to it."""

@@ -40,6 +40,9 @@ MOVE_PAIRS_MAX = 4_096
 MOVES_LISTED_MAX = 256
 """Moves that a worker tells of at once."""
 
+REQUESTS_LISTED_MAX = 10_000
+"""Open requests that a frontend tells of at once."""
+
 DECISIONS_LISTED_MAX = 256
 """Decisions that a scheduler tells of at once."""
 

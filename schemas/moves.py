@@ -94,7 +94,7 @@ class _Move(Part):
 
 
 class MoveOrder(Message):
-    """Operator or scheduler -> source: move this request. Answered with a MoveReport when the move has ended."""
+    """Operator or scheduler -> source: move this request. Answered with a MoveReport."""
 
     kind: Literal["move_order"] = "move_order"
     owner: Owner
@@ -105,6 +105,8 @@ class MoveOrder(Message):
     mode: MoveMode = MoveMode.LIVE
     deadline_s: float = Field(default=30.0, gt=0.0, le=3_600.0, allow_inf_nan=False)
     """Of the whole move, from the order's arrival. A request whose commit is under way then is decided first."""
+    wait: bool = True
+    """Answer when the move has ended; else when it has begun."""
 
 
 class MoveFigures(Part):
@@ -119,7 +121,7 @@ class MoveFigures(Part):
     """Of the source's step thread."""
     transfer_ns: Count = 0
     frozen_ns: Count = 0
-    """From the source's last step to runnable at the destination; 0 if it isn't."""
+    """From the source's last step to runnable at the destination; 0 if it isn't, or is computed there first."""
     duration_ns: Count = 0
     """From the order to the end, or to now."""
 

@@ -136,6 +136,11 @@ def frontend_fence(frontend_id: str) -> str:
     return f"{PREFIX}.frontend.{frontend_id}.fence"
 
 
+def frontend_requests(frontend_id: str) -> str:
+    """Endpoint: RequestsRequest -> RequestsReply."""
+    return f"{PREFIX}.frontend.{frontend_id}.requests"
+
+
 def frontend_tokens(frontend_id: str) -> str:
     """Published by workers: TokenBatch."""
     return f"{PREFIX}.frontend.{frontend_id}.tokens"

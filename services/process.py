@@ -24,6 +24,10 @@ EXIT_UNAVAILABLE = 69
 """Something it needs wasn't there by the deadline."""
 
 
+EXIT_RESTART = 75
+"""It ended well and wants to be started again: an operator asked for that."""
+
+
 class ServiceSettings(BaseModel):
     """Settings of every service. Flags, or environment variables with the prefix MESHIFT_."""
 

@@ -152,7 +152,10 @@ MOVE_BYTES: Final = Metric(names.METRIC_MOVE_BYTES, _C, "KV sent for moves.", ("
 # ---- scheduler ----
 
 DISPATCHES: Final = Metric(
-    names.METRIC_DISPATCHES, _C, "Dispatches, by decision: fits, waits, or the code of the refusal.", ("decision",)
+    names.METRIC_DISPATCHES,
+    _C,
+    "Dispatches, by decision: fits, waits (there, for room), held (told to ask again), or the code of the refusal.",
+    ("decision",),
 )
 DISPATCH_DURATION: Final = Metric(names.METRIC_DISPATCH_DURATION, _H, "Time to decide.", unit="seconds")
 SCALINGS: Final = Metric(

@@ -22,6 +22,7 @@ One move of a request gives one trace, which links the request's `meshift.genera
 at the destination goes on in its own trace: a `meshift.generate` below that of the source.
 
     meshift.move                      source worker: from the order to the outcome
+    +-- meshift.decide                scheduler: where to, if the order names no destination
     +-- meshift.move.reserve          asks the destination for room, once a round
     +-- meshift.move.round            one live round of the copy
     |   +-- meshift.move.transfer     on the data plane: until every rank has applied it

@@ -1,9 +1,9 @@
-"""Compiles the C++ kernels into one shared library, once for each version of the sources and each compiler.
+"""Compiles the C++ kernels into one shared library, once for each version of sources and flags.
 
-    <cache>/kernels/<sources>/<compiler>.so
+    <cache>/kernels/<digest>/kernels.so
 
-A machine without a compiler takes what another one with the same sources has left there (an image's build, for one).
-Several processes may ask at once: one builds, the others wait for it; a library appears whole or not at all.
+Whoever has none and no compiler either can be given one beforehand (an image's build does). Several processes may ask
+at once: one builds, the others wait for it; a library appears whole or not at all.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ from pathlib import Path
 
 SOURCE_FOLDER = Path(__file__).parent
 SOURCE_NAMES = ("kernels.h", "attention_body.h", "attention_body.cpp", "attention.cpp", "slots.cpp")
+LIBRARY_NAME = "kernels.so"
 COMPILERS = ("g++", "c++", "clang++")
 BUILD_TIMEOUT_S = 300.0
 ERROR_CHARS_MAX = 2000
@@ -43,18 +44,16 @@ def cache_folder() -> Path:
 
 def ensure_library(cache: Path | None = None) -> Path:
     """The library's path; compiles it (seconds) if there is none yet. Raises KernelUnavailable."""
-    folder = (cache or cache_folder()) / _sources_digest()
+    path = (cache or cache_folder()) / _digest() / LIBRARY_NAME
+    if path.exists():
+        return path
     compiler = find_compiler()
     if compiler is None:
-        left = sorted(folder.glob("*.so"))
-        if not left:
-            raise KernelUnavailable("no C++ compiler (install g++, or set CXX)")
-        return left[0]
-    path = folder / f"{_compiler_digest(compiler)}.so"
+        raise KernelUnavailable("no C++ compiler (install g++, or set CXX)")
     try:
-        return path if path.exists() else _build_locked(compiler, path)
+        return _build_locked(compiler, path)
     except OSError as error:
-        raise KernelUnavailable(f"the kernels can't be kept in {folder}: {error}") from error
+        raise KernelUnavailable(f"the kernels can't be kept in {path.parent}: {error}") from error
 
 
 def find_compiler() -> str | None:
@@ -66,16 +65,11 @@ def find_compiler() -> str | None:
     return None
 
 
-def _sources_digest() -> str:
-    digest = hashlib.sha256(repr((COMMON_FLAGS, VARIANTS)).encode())
+def _digest() -> str:
+    digest = hashlib.sha256(repr((platform.machine(), COMMON_FLAGS, VARIANTS)).encode())
     for name in SOURCE_NAMES:
         digest.update((SOURCE_FOLDER / name).read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _compiler_digest(compiler: str) -> str:
-    version = _run([compiler, "--version"])
-    return hashlib.sha256(f"{compiler}\n{version}".encode()).hexdigest()[:16]
 
 
 def _build_locked(compiler: str, path: Path) -> Path:
@@ -96,19 +90,18 @@ def _compile(compiler: str, work: Path) -> Path:
     jobs += [("attention.o", "attention.cpp", ("-fopenmp", *variants)), ("slots.o", "slots.cpp", ("-fopenmp",))]
     for target, source, extra in jobs:
         _run([compiler, *flags, *extra, "-c", str(SOURCE_FOLDER / source), "-o", str(work / target)])
-    library = work / "kernels.so"
+    library = work / LIBRARY_NAME
     _run([compiler, "-shared", "-fopenmp", "-o", str(library), *(str(work / target) for target, _, _ in jobs)])
     return library
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelUnavailable(f"{command[0]}: {error}") from error
     if done.returncode != 0:
         raise KernelUnavailable(f"{' '.join(command)} failed:\n{done.stderr[-ERROR_CHARS_MAX:]}")
-    return done.stdout
 
 
 if __name__ == "__main__":

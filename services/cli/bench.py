@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "kv": Benchmark("meshift.benchmarks.kv", "KV memory: utilisation by stacking, compaction, memory given back"),
     "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
+    "move": Benchmark("meshift.benchmarks.move", "a request moved between two workers: live, blocking, recomputed"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""
 

@@ -34,6 +34,8 @@ def main(name: str, arguments: list[str]) -> int:
     settings = parse_settings(SimulateSettings, f"meshift {name}", arguments)
     try:
         arrivals = settings.arrivals(settings.tokens_max)
+        for policy in settings.policy:
+            settings.options(policy, settings.seed)
     except (ScenarioError, TraceError, OSError) as error:
         raise CommandError(str(error), EXIT_ERROR) from error
     left_out = settings.requests - len(arrivals)

@@ -1,7 +1,6 @@
 """`meshift status`: the instances and their load, as they report it on the bus, and where metrics are shown."""
 
 import asyncio
-from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -12,6 +11,7 @@ from meshift.services.bus.base import Bus
 from meshift.services.cli.client import joined_bus
 from meshift.services.cli.find import BusClientSettings
 from meshift.services.cli.settings import parse_settings
+from meshift.services.cli.tables import table
 
 ANSWER_TIMEOUT_S = 2.0
 
@@ -42,7 +42,7 @@ async def show(nats_url: str, listen_s: float) -> int:
     if not rows:
         print(f"no instance reports at {nats_url}")
         return 1
-    print(table(COLUMNS, rows))
+    print(table(COLUMNS, rows, RIGHT_ALIGNED))
     return 0
 
 
@@ -83,16 +83,3 @@ async def row_of(bus: Bus, report: LoadReport) -> list[str]:
         engine,
         pids,
     ]
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    lines = []
-    for row in (columns, *rows):
-        cells = (
-            cell.rjust(width) if name in RIGHT_ALIGNED else cell.ljust(width)
-            for name, cell, width in zip(columns, row, widths, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

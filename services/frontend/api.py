@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from meshift.schemas.admin import OpenRequest
+from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, RequestList
 from meshift.schemas.instances import DrainReply, LoadReport, ModelInfo
 from meshift.schemas.memory import MemoryBody, MemoryReply
+from meshift.schemas.moves import MoveReport
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 from meshift.schemas.steering import Changes, DecisionsReply, DecisionsRequest, PolicyReply, RequestExplanation
 
@@ -62,6 +63,34 @@ class Steering(Protocol):
         """Where a request was sent and moved, and why. Raises NotFound if nothing is known of it."""
 
 
+class Operators(Protocol):
+    """What operators ask of the whole mesh, at whichever frontend."""
+
+    async def instances(self) -> InstanceList:
+        """The live instances, with what each says of itself now."""
+
+    async def requests(self) -> RequestList:
+        """The open requests of all frontends."""
+
+    async def moves(self) -> MoveList:
+        """What the live instances tell of moves."""
+
+    async def move(self, request_id: str, body: MoveBody) -> MoveReport:
+        """Move an open request, whichever frontend's it is. Returns when the move has begun, or, if `body.wait`, ended,
+        well or not. Raises NotFound (`request_id` or `destination`), MoveDeclined if it doesn't begin, PeerTimeout."""
+
+    async def drain(self, instance_id: str, body: DrainBody) -> DrainReply:
+        """Let an instance move its requests away and leave. Returns when it has begun. Raises NotFound, PeerTimeout, or
+        what the instance refuses with."""
+
+    def memory(self, instance_id: str) -> LoadReport:
+        """An instance's newest report: its KV memory, in tokens. Raises NotFound."""
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        """Change an instance's KV capacity while it serves. Raises NotFound, PeerTimeout, or what the instance refuses
+        with."""
+
+
 class Frontend(Protocol):
     """The core."""
 
@@ -75,22 +104,15 @@ class Frontend(Protocol):
     def instances(self) -> list[LoadReport]:
         """The newest reports of the live instances."""
 
-    def open_requests(self) -> list[OpenRequest]:
-        """The streams that haven't ended, oldest first."""
-
     def ready(self) -> bool:
         """Whether some live instance takes requests."""
 
     def scheduler_alive(self) -> bool:
         """False: bypass mode, this frontend dispatches by itself."""
 
-    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
-        """Let an instance finish its requests and leave. Returns when it has begun. Raises NotFound, PeerTimeout, or
-        what the instance refuses with."""
-
-    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
-        """Change an instance's KV capacity while it serves. Raises NotFound, PeerTimeout, or what the instance refuses
-        with."""
+    @property
+    def operators(self) -> Operators:
+        """What operators ask of the mesh."""
 
     async def generate(self, request: GenerateRequest) -> TokenStream:
         """Dispatch and submit; returns when an owner has taken it. Raises InvalidRequest, ContextTooLong, NotFound

@@ -7,13 +7,10 @@ from collections.abc import Coroutine, Sequence
 from pydantic import BaseModel, Field
 
 from meshift.schemas import subjects
-from meshift.schemas.admin import OpenRequest
 from meshift.schemas.base import unpack_tokens
-from meshift.schemas.errors import InvalidRequest, MeshError, NotFound, Overloaded, PeerGone, Stale
+from meshift.schemas.errors import InvalidRequest, MeshError, Overloaded, PeerGone, Stale
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.instances import (
-    DrainReply,
-    DrainRequest,
     InstanceGone,
     LoadReport,
     ModelInfo,
@@ -22,7 +19,6 @@ from meshift.schemas.instances import (
     WorkerStatus,
 )
 from meshift.schemas.logprobs import Logprobs, unpack_logprobs
-from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest
 from meshift.schemas.moves import Fence, FenceReply, FenceVerdict
 from meshift.schemas.requests import Finish, Lease, ReplayReply, TokenBatch
 from meshift.services.bus.base import Bus, ServiceInfo
@@ -33,6 +29,7 @@ from meshift.services.frontend.asks import Asks
 from meshift.services.frontend.counters import FrontendCounters
 from meshift.services.frontend.dispatch import Dispatcher
 from meshift.services.frontend.handle import StreamHandle
+from meshift.services.frontend.operators import Operators
 from meshift.services.frontend.placement import Placement
 from meshift.services.frontend.steering import Steering
 from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
@@ -80,7 +77,8 @@ class FrontendCore:
         self._dispatcher = Dispatcher(bus, ref, self._view, options.dispatch_timeout_s, self.counters)
         self._answers = Answers(bus, ref)
         self._asks = Asks(bus, self, self._view, options, self.counters)
-        self.steering = Steering(bus, self._view, self.open_requests, options.ask_timeout_s)
+        self._operators = Operators(bus, ref, self._view, self._streams, options)
+        self.steering = Steering(bus, self._view, self._streams, options.ask_timeout_s)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
         self._probed: set[Owner] = set()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -97,6 +95,7 @@ class FrontendCore:
         bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._on_scheduler)
         bus.subscribe(subjects.frontend_tokens(self.ref.frontend_id), TokenBatch, self._on_tokens)
         bus.serve("fence", subjects.frontend_fence(self.ref.frontend_id), Fence, self._on_fence)
+        self._operators.serve()
         await bus.start(ServiceInfo("frontend", self.ref.frontend_id, "REST frontend: the stable end of streams"))
         self._renew_lease()
         self._ticks.start()
@@ -123,27 +122,10 @@ class FrontendCore:
         """The newest reports of the live instances."""
         return [known.report for known in self._view]
 
-    def open_requests(self) -> list[OpenRequest]:
-        """The streams that haven't ended, oldest first."""
-        return [stream.describe() for stream in self._streams.values() if not stream.ended]
-
-    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
-        """See `api.Frontend.drain`."""
-        try:
-            subject = subjects.worker_drain(subjects.check_name(instance_id))
-            request, timeout_s = DrainRequest(deadline_s=deadline_s), self._options.submit_timeout_s
-            return await self._bus.request(subject, request, DrainReply, timeout_s=timeout_s)
-        except (ValueError, PeerGone) as error:
-            raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
-
-    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
-        """See `api.Frontend.resize_memory`."""
-        try:
-            subject = subjects.worker_memory(subjects.check_name(instance_id))
-            request, timeout_s = MemoryRequest(resize=body), self._options.memory_timeout_s
-            return await self._bus.request(subject, request, MemoryReply, timeout_s=timeout_s)
-        except (ValueError, PeerGone) as error:
-            raise NotFound(f"there is no instance {instance_id!r}", param="instance_id") from error
+    @property
+    def operators(self) -> Operators:
+        """What operators ask of the mesh."""
+        return self._operators
 
     def ready(self) -> bool:
         """Whether some live instance takes requests."""

@@ -4,13 +4,12 @@ a scheduler that starts again has forgotten."""
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import JsonValue
 
 from meshift.schemas import subjects
-from meshift.schemas.admin import OpenRequest
 from meshift.schemas.base import Message
 from meshift.schemas.errors import InvalidRequest, MeshError, NotFound, PeerGone, Unavailable
 from meshift.schemas.identity import Owner
@@ -29,6 +28,7 @@ from meshift.schemas.steering import (
     RequestExplanation,
 )
 from meshift.services.bus.base import Bus
+from meshift.services.frontend.streams import Stream
 from meshift.services.instances import InstanceView
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,12 @@ SCHEDULER = "scheduler"
 
 
 class Steering:
-    """Implements `api.Steering`. `open_requests`: this frontend's own."""
+    """Implements `api.Steering`. `streams`: this frontend's own, by request."""
 
-    def __init__(
-        self, bus: Bus, view: InstanceView, open_requests: Callable[[], Sequence[OpenRequest]], timeout_s: float
-    ) -> None:
+    def __init__(self, bus: Bus, view: InstanceView, streams: Mapping[str, Stream], timeout_s: float) -> None:
         self._bus = bus
         self._view = view
-        self._open_requests = open_requests
+        self._streams = streams
         self._timeout_s = timeout_s
         self._kept = KeptPolicy(stamp=PolicyStamp(), changes={})
         self._catching_up = False
@@ -117,8 +115,8 @@ class Steering:
         return explanation
 
     def _owner(self, request_id: str) -> str:
-        own = [item for item in self._open_requests() if item.request_id == request_id and item.owner is not None]
-        return str(own[0].owner) if own else ""
+        stream = self._streams.get(request_id)
+        return "" if stream is None or stream.owner is None else str(stream.owner)
 
     async def _decisions_or_none(self, request: DecisionsRequest) -> DecisionsReply | None:
         try:

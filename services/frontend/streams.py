@@ -11,7 +11,7 @@ from enum import Enum, StrEnum, auto
 
 from meshift.schemas.admin import OpenRequest
 from meshift.schemas.errors import InternalError, InvalidRequest, MeshError
-from meshift.schemas.identity import Owner, RequestKey
+from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 from meshift.schemas.logprobs import Logprobs
 from meshift.schemas.moves import Fence, FenceVerdict
 from meshift.schemas.requests import Finish, FinishReason
@@ -135,10 +135,11 @@ class Stream:
     def has_gap(self) -> bool:
         return bool(self._early)
 
-    def describe(self) -> OpenRequest:
-        """What operators see of it while it is open."""
+    def describe(self, frontend: FrontendRef) -> OpenRequest:
+        """What operators see of it, while it is open at that frontend."""
         return OpenRequest(
             request_id=self.request.request_id,
+            frontend=frontend,
             model=self.request.model,
             state="running" if self.state is StreamState.RUNNING else "submitting",
             attempt=self.attempt,

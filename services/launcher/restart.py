@@ -49,6 +49,9 @@ class GiveUp:
     reason: str
 
 
+RESTART_ASKED_STATUS = 75
+"""Of a service that ended well and wants to be started again; `meshift.services.process.EXIT_RESTART`."""
+
 Decision = Restart | Leave | GiveUp
 RestartPolicy = Callable[[Ended], Decision]
 
@@ -58,6 +61,8 @@ def decide_restart(ended: Ended) -> Decision:
     machine are wrong, and its log says more than a second try."""
     if ended.exit_status == 0:
         return Leave()
+    if ended.exit_status == RESTART_ASKED_STATUS and ended.ever_ready:
+        return Restart(0.0, failures=0)
     if not ended.ever_ready:
         return GiveUp("it did not start")
     failures = 0 if ended.ready_s >= HEALTHY_AFTER_S else ended.failures

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.backends.sim.parameters import SimParameters
+from meshift.schemas.errors import InvalidRequest
 from meshift.services.scheduler.core import SchedulerOptions
 from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings
 from meshift.services.simulation.lengths import GENERATED
@@ -85,8 +86,11 @@ class Cluster(BaseModel):
     )
 
     def options(self, policy: PolicyName, seed: int) -> MeshOptions:
-        """A mesh of it, the fast way."""
-        scheduling = self.scheduling.model_copy(update={"policy": policy})
+        """A mesh of it, the fast way. Raises ScenarioError if the settings aren't right for that policy."""
+        try:
+            scheduling = self.scheduling.replaced({"policy": policy})
+        except InvalidRequest as error:
+            raise ScenarioError(f"{policy}: {error}") from error
         return skipped(
             MeshOptions(
                 instances=self.instances,

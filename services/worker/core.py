@@ -71,6 +71,8 @@ class WorkerCore:
         self.counters = WorkerCounters()
         self._tracer = tracer
         self.state = InstanceState.STARTING
+        self.restart_wanted = False
+        """An operator wants it to be started again when it has left."""
         self.ended: asyncio.Future[InstanceState] = asyncio.get_running_loop().create_future()
         self._engine = engine
         self._info: EngineInfo | None = None
@@ -301,6 +303,7 @@ class WorkerCore:
     # ---- what operators and other incarnations say
 
     def _on_drain(self, request: DrainRequest) -> DrainReply:
+        self.restart_wanted |= request.restart
         return DrainReply(owner=self.owner, requests_left=self.drain(request.deadline_s))
 
     def _on_status(self, _: StatusRequest) -> WorkerStatus:
@@ -311,6 +314,8 @@ class WorkerCore:
             ranks=info.rank_pids,
             requests=self._requests.running(),
             unacknowledged=self.unacknowledged(),
+            moves_out=self.moves.running(),
+            moves_in=self.moves.incoming(),
             drain=self._drain_status() if self.state is InstanceState.DRAINING else None,
         )
 

@@ -28,13 +28,21 @@ class EngineSettings(BaseModel):
     )
     page_size: int = Field(1, ge=1, description="tokens a page")
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
-    prefix_cache: bool = Field(True, description="keep the KV of ended requests for prompts that begin alike")
-    data_bytes_per_s: float | None = Field(
-        None, gt=0, description="what each rank sends at most of KV of requests that move away; unlimited without it"
+    threads_per_rank: int | None = Field(
+        None, ge=1, description="computing threads of a rank on a CPU; without it, the cores divided by the ranks"
     )
+    prefix_cache: bool = Field(True, description="keep the KV of ended requests for prompts that begin alike")
     log_dir: Path = Field(Path(".meshift/logs"), description="where the ranks' logs go")
     start_timeout_s: float = Field(180.0, gt=0, description="time for the engine to come up")
     random_seed: int = Field(0, description="seed of unseeded sampling")
+    data_host: str = Field(
+        "127.0.0.1",
+        description="IP address of this host at which KV of requests arrives that move here, at ports that the system "
+        "chooses; it isn't encrypted, so: in a trusted network",
+    )
+    data_bytes_per_s: float | None = Field(
+        None, gt=0, description="what each rank sends of moving requests at most; without it, as fast as it goes"
+    )
     sim_speed: float = Field(1.0, gt=0, description="sim engine: how much faster than the modelled hardware")
 
 
@@ -69,21 +77,25 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         layers_per_group=settings.layers_per_group,
         page_size=settings.page_size,
         context_tokens_max=settings.context_tokens_max,
+        threads_per_rank=settings.threads_per_rank,
         radix_cache=settings.prefix_cache,
         data_bytes_per_s=settings.data_bytes_per_s,
         start_timeout_s=settings.start_timeout_s,
         random_seed=settings.random_seed,
+        data_host=settings.data_host,
     )
 
 
 def _sim(settings: EngineSettings) -> Engine:
     from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
     from meshift.backends.sim.parameters import SimParameters
+    from meshift.kv_memory.transport import TransportLimits, create_transport
 
     update = {"name": settings.model_name or settings.model.name, "path": str(settings.model)}
     model = DEFAULT_MODEL.model_copy(update=update | _vocabulary(settings.model))
     parameters = SimParameters(capacity=settings.capacity_tokens).faster(settings.sim_speed)
-    return SimEngine(parameters, model)
+    limits = TransportLimits(bytes_per_s=settings.data_bytes_per_s)
+    return SimEngine(parameters, model, transport=create_transport("tcp", location=settings.data_host, limits=limits))
 
 
 def _vocabulary(model: Path) -> dict[str, int]:

@@ -13,6 +13,7 @@ from meshift.services.exposition import BusCollector, Exposition
 from meshift.services.exposition.server import MetricsServer, MetricsSettings
 from meshift.services.process import (
     EXIT_FAILED,
+    EXIT_RESTART,
     EXIT_UNAVAILABLE,
     ServiceSettings,
     StopSignal,
@@ -71,4 +72,6 @@ async def _serve(core: WorkerCore, settings: WorkerSettings, stop: StopSignal) -
     say(f"worker {core.owner} is ready")
     stop.on_stop(lambda: say(f"worker {core.owner} drains: {core.drain(settings.drain_deadline_s)} requests left"))
     state = await core.ended
-    return EXIT_FAILED if state is InstanceState.FAILED else 0
+    if state is InstanceState.FAILED:
+        return EXIT_FAILED
+    return EXIT_RESTART if core.restart_wanted and not stop.caught else 0

@@ -7,7 +7,7 @@ import pytest
 
 from meshift.backends.sim import SimEngine, SimParameters
 from meshift.backends.sim.core import Emit
-from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport
+from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport, TcpTransport
 from meshift.services.simulation.virtual_time import VirtualTimeLoop
 from tests.contract.engine_kit import CollectingListener, MovePair, Rig, Stream
 from tests.contract.engine_move_suite import EngineMoveSuite
@@ -102,6 +102,23 @@ class TestMoves(EngineMoveSuite):
                 )
             )
             for location in ("source", "destination")
+        ]
+        pair = MovePair(source, destination, reservation_s=10.0, short_reservation_s=0.2)
+        yield pair
+        await pair.settle()
+        await source.engine.stop(1.0)
+        await destination.engine.stop(1.0)
+
+
+class TestMovesOverTcpOnARealClock(EngineMoveSuite):
+    @pytest.fixture
+    async def pair(self) -> AsyncIterator[MovePair]:
+        source, destination = [
+            await start_rig(
+                SimEngine(SimParameters().faster(REAL_SPEED), transport=TcpTransport(), verify_moves=True),
+                timeout_s=20.0,
+            )
+            for _ in range(2)
         ]
         pair = MovePair(source, destination, reservation_s=10.0, short_reservation_s=0.2)
         yield pair

@@ -10,43 +10,38 @@ import pytest
 import pytest_asyncio
 
 from meshift.benchmarks.failover import TOPICS, chat_of, scheduler_round, worker_round
-from meshift.benchmarks.mesh_process import MeshProcess, running_mesh
+from meshift.benchmarks.mesh_process import MeshProcess
 from meshift.benchmarks.rest import StreamedChat, stream_chat
+from meshift.client.mesh import MeshClient
 from meshift.schemas import subjects
 from meshift.schemas.instances import LoadReport
 from meshift.services.cli.client import joined_bus
 from meshift.services.cli.model import SMALL_MODEL
-from meshift.services.cli.paths import models_folder
+from tests.support.moving_mesh import until_ready
 
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.nats,
     pytest.mark.timeout(400),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
 ]
 
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 OUTPUT_TOKENS = 48
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshProcess]:
-    folder = models_folder() / SMALL_MODEL
-    if not (folder / "config.json").exists():
-        pytest.skip("the small model isn't prepared: `meshift model prepare smollm2`")
-    settings = {"MESHIFT_CAPACITY_TOKENS": "4096"}
-    state_dir = tmp_path_factory.mktemp("mesh")
-    async with running_mesh(state_dir, "--workers", "2", "--model", str(folder), settings=settings) as running:
-        yield running
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def mesh(sglang_mesh: MeshProcess, sglang_admin: MeshClient) -> MeshProcess:
+    await until_ready(sglang_admin, 2)
+    return sglang_mesh
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rest(mesh: MeshProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=mesh.url, timeout=200.0) as client:
-        yield client
+@pytest.fixture(scope="module")
+def rest(sglang_rest: httpx.AsyncClient) -> httpx.AsyncClient:
+    return sglang_rest
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def client(mesh: MeshProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"{mesh.url}/v1", api_key="none", timeout=200.0, max_retries=0
@@ -58,7 +53,7 @@ def stories() -> list[dict[str, Any]]:
     return [chat_of(SMALL_MODEL, topic, OUTPUT_TOKENS) for topic in TOPICS]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def undisturbed(rest: httpx.AsyncClient) -> list[StreamedChat]:
     return list(await asyncio.gather(*(stream_chat(rest, story) for story in stories())))
 

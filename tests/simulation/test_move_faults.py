@@ -1,6 +1,5 @@
 """A fault at every transition of both tables of a move, and what must hold afterwards: the stream is exact, nobody
-holds
-anything any more, and no request ever had two owners (`tests/support/move_faults.py`).
+holds anything any more, and no request ever had two owners (`tests/support/move_faults.py`).
 
 Each transition is spoilt where it is first seen in the courses; the soak spoils every occurrence in every course."""
 
@@ -9,9 +8,12 @@ from functools import lru_cache
 import pytest
 
 from meshift.services.worker.moves import destination_table, source_table
+from meshift.services.worker.moves.source_table import SourceEvent, SourceState
 from tests.support.move_faults import COURSES, FAULTS, Transition, run_course
 
-MAIN_FAULTS = ("drop", "delay", "duplicate", "kill-source", "kill-destination", "kill-frontend", "cut-data-plane")
+MAIN_FAULTS = (
+    "drop", "delay", "duplicate", "kill-source", "kill-destination", "kill-frontend", "cut-data-plane", "close-source",
+)  # fmt: skip
 """In every run; the others in a soak."""
 
 ALL = {(f"source {state}", event.value) for state, event in source_table.TRANSITIONS} | {
@@ -35,6 +37,12 @@ RARE = {
     ("destination committing", "abort"),
     ("destination committed", "room"),
     ("destination committed", "no_room"),
+    ("destination new", "commit"),
+    ("destination new", "question"),
+    # In the instant in which the order comes: tests/simulation/test_moves.py.
+    ("source choosing", "over"),
+    ("source choosing", "refused"),
+    ("source beginning", "refused"),
 }
 
 
@@ -81,3 +89,19 @@ def test_every_fault_at_every_transition_of_every_course() -> None:
                     broken[course, fault, at] = repr(error)
     assert not broken
     assert ALL - seen <= RARE
+
+
+@pytest.mark.parametrize(
+    ("course", "state", "event", "guess"),
+    [
+        ("severed", SourceState.ASKING, SourceEvent.NO_ANSWER, SourceState.RESUMING),
+        ("severed-undecided", SourceState.COMMITTING, SourceEvent.NO_ANSWER, SourceState.RESUMING),
+        ("late-commit", SourceState.COMMITTING, SourceEvent.NO_ANSWER, SourceState.RELEASING),
+    ],
+)
+def test_a_protocol_that_guesses_is_found_out(
+    course: str, state: SourceState, event: SourceEvent, guess: SourceState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(source_table.TRANSITIONS, (state, event), guess)
+    with pytest.raises(AssertionError, match=r"runs on worker-\d|nobody's for a while"):
+        run_course(course, "nothing", None)

@@ -60,7 +60,8 @@ def test_a_request_moves(mode: MoveMode) -> None:
         figures = report.figures
         assert figures.rounds == {MoveMode.LIVE: 2, MoveMode.BLOCKING: 1, MoveMode.RECOMPUTE: 0}[mode]
         assert (figures.tokens > 60) == (figures.byte_count > 0) == (mode is not MoveMode.RECOMPUTE)
-        assert figures.duration_ns > figures.frozen_ns > 0
+        assert figures.duration_ns > figures.frozen_ns
+        assert (figures.frozen_ns > 0) == (mode is not MoveMode.RECOMPUTE)
         await settled(mesh)
 
     play(scenario)
@@ -360,6 +361,44 @@ def test_a_slow_copy_keeps_its_reservation() -> None:
         await settled(mesh)
 
     play(scenario, worker=WorkerOptions(reservation_s=0.05))
+
+
+@pytest.mark.parametrize("deadline_s", [1e-17, 0.0003])
+def test_a_deadline_before_anything_began(deadline_s: float) -> None:
+    ask = request("m", 60, 100)
+    whole = undisturbed(ask)
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        reading = streams(mesh, [ask])
+        node, _ = await running(mesh, "m", 3)
+        order = MoveOrder(owner=node.core.owner, request_id="m", deadline_s=deadline_s)
+        beginning = node.core.moves.begin(order)
+        await asyncio.sleep(deadline_s)
+        report = await beginning
+        # The scheduler takes 0.4 ms to say where to.
+        outcome = MoveOutcome.REFUSED if deadline_s < 0.0001 else MoveOutcome.STAYED
+        assert (report.outcome, report.refusal) == (outcome, MoveRefusal.DEADLINE)
+        assert tokens_of(await reading.tasks[0]) == whole
+        await settled(mesh)
+
+    play(scenario)
+
+
+def test_a_request_that_ends_in_the_instant_of_its_order() -> None:
+    ask = request("m", 60, 100)
+    whole = undisturbed(ask)
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        reading = streams(mesh, [ask])
+        node, record = await running(mesh, "m", 3)
+        beginning = node.core.moves.begin(MoveOrder(owner=node.core.owner, request_id="m"))
+        node.core._close(record.key)
+        report = await beginning
+        assert (report.outcome, report.refusal, report.phase) == (MoveOutcome.ENDED, MoveRefusal.ENDED, "ended")
+        assert tokens_of(await reading.tasks[0]) == whole
+        await settled(mesh)
+
+    play(scenario)
 
 
 # ---- cancels and losses

@@ -6,6 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from meshift.schemas import subjects
+from meshift.schemas.admin import DrainBody
 from meshift.schemas.errors import InvalidRequest, NotFound, Unavailable
 from meshift.schemas.instances import PolicyStamp
 from meshift.schemas.moves import MoveOrder, MoveOutcome
@@ -145,7 +146,7 @@ def test_a_policys_move_is_explained_by_its_pair() -> None:
         await frontend.steering.change_policy({"migration": {"out_below": 1e6, "in_above": 1e9}})
         reads = [asyncio.ensure_future(read(frontend, request(f"r{index}", 200, 300))) for index in range(6)]
         await asyncio.sleep(1.0)
-        await frontend.drain("worker-0", 60.0)
+        await frontend.operators.drain("worker-0", DrainBody(deadline_s=60.0))
         await asyncio.sleep(3.0)
         decided = await frontend.steering.decisions(DecisionsRequest(subject=DecisionSubject.PAIR))
         looks = [item for item in decided.current if item.subject is DecisionSubject.PAIR]

@@ -21,7 +21,7 @@ from meshift.services.worker.moves.source import SourceMove
 from meshift.services.worker.moves.source_table import SourceEvent
 from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import play, read, request, tokens_of, undisturbed
-from tests.support.move_kit import OneFault, Operator, running
+from tests.support.move_kit import OneFault, Operator, record_of, running
 
 Transition = tuple[str, str]
 """State and event; the states of the two tables have different names but for `reserving` and `committing`, and their
@@ -29,6 +29,9 @@ events differ."""
 
 CUT_S = 3.0
 """How long what is cut stays cut: longer than source and destination wait for each other."""
+
+LATE_S = 1.5
+"""Later than a source waits for an answer, and sooner than a reservation ends."""
 
 QUIET_S = 14.0
 """Leases (5 s), reservations (10 s) and restarts are over by then."""
@@ -128,6 +131,13 @@ def _cancel(world: World) -> None:
         frontend.cancel(stream)
 
 
+def _close(world: World) -> None:
+    """As when its lease ends: at once, unknown to its frontend."""
+    found = record_of(world.mesh, world.ask.request_id)
+    if found is not None and found[0] is world.source:
+        world.source.core._close(found[1].key)
+
+
 def _drain(node: WorkerNode) -> None:
     if node.serves:
         node.core.drain(1.0)
@@ -150,6 +160,7 @@ FAULTS: dict[str, Fault] = {
     "cut-workers": lambda world: _partition(world, _name(world.source), _name(world.destination)),
     "cut-source-frontend": lambda world: _partition(world, _name(world.source), "frontend-0"),
     "cut-destination-frontend": lambda world: _partition(world, _name(world.destination), "frontend-0"),
+    "close-source": _close,
     "cancel": lambda world: world.soon(lambda: _cancel(world)),
     "drain-destination": lambda world: world.soon(lambda: _drain(world.destination)),
     "drain-source": lambda world: world.soon(lambda: _drain(world.source)),
@@ -185,18 +196,48 @@ async def unanswered(world: World) -> None:
 
 async def unheard(world: World) -> None:
     """The commit arrives; nothing comes back from there but to the frontend."""
-    _one_way(world, [_name(world.source)])
+    _cut_after_commit(world, {(_name(world.destination), _name(world.source))})
     await world.move()
 
 
 async def undecided(world: World) -> None:
     """Likewise, nor to the frontend."""
-    _one_way(world, [_name(world.source), "frontend-0"])
+    there = _name(world.destination)
+    _cut_after_commit(world, {(there, _name(world.source)), (there, "frontend-0")})
     await world.move()
 
 
-def _one_way(world: World, deaf: list[str]) -> None:
-    """From the commit on."""
+async def severed(world: World) -> None:
+    """The commit arrives; after that nothing does between the two, in either direction."""
+    here, there = _name(world.source), _name(world.destination)
+    _cut_after_commit(world, {(there, here), (here, there)})
+    await world.move()
+
+
+async def severed_undecided(world: World) -> None:
+    """Likewise, nor between the destination and the frontend."""
+    here, there = _name(world.source), _name(world.destination)
+    _cut_after_commit(world, {(there, here), (here, there), (there, "frontend-0"), ("frontend-0", there)})
+    await world.move()
+
+
+async def late_commit(world: World) -> None:
+    """The commit comes when its source has asked about it, and has gone on; that it has given it up isn't heard."""
+    usual = world.mesh.faults.copies
+    OneFault(world.mesh, "delay", 0, (".move-commit",), delay_s=LATE_S).arm()
+    delayed = world.mesh.faults.copies
+
+    def copies(sender: str, receiver: str, subject: str) -> tuple[int, ...]:
+        return () if ".move-abort" in subject else delayed(sender, receiver, subject)
+
+    world.mesh.faults.copies = copies  # type: ignore[method-assign]
+    await world.move()
+    await asyncio.sleep(2 * LATE_S)
+    world.mesh.faults.copies = usual  # type: ignore[method-assign]
+
+
+def _cut_after_commit(world: World, links: set[tuple[str, str]]) -> None:
+    """These links, for a while, from when the commit has been sent."""
     usual = world.mesh.faults.copies
     until_s: list[float] = []
 
@@ -204,7 +245,8 @@ def _one_way(world: World, deaf: list[str]) -> None:
         now_s = asyncio.get_running_loop().time()
         if ".move-commit" in subject and not until_s:
             until_s.append(now_s + CUT_S)
-        cut = until_s and now_s < until_s[0] and sender == _name(world.destination) and receiver in deaf
+            return usual(sender, receiver, subject)
+        cut = until_s and now_s < until_s[0] and (sender, receiver) in links
         return () if cut else usual(sender, receiver, subject)
 
     world.mesh.faults.copies = copies  # type: ignore[method-assign]
@@ -246,6 +288,9 @@ COURSES: dict[str, Scenario] = {
     "unanswered": unanswered,
     "unheard": unheard,
     "undecided": undecided,
+    "severed": severed,
+    "severed-undecided": severed_undecided,
+    "late-commit": late_commit,
     "drain": drain,
     "busy": refusing(live, "source", "begin_move", Refusal.BUSY),
     "copy-preempted": refusing(live, "source", "send_delta", Refusal.PREEMPTED),
@@ -333,6 +378,8 @@ def run_course(course: str, fault: str, at: int | None) -> list[Transition]:
         await asyncio.sleep(QUIET_S)
         referee.check()
         await check_quiet(mesh)
+        if fault == "nothing":
+            assert mesh.frontends["frontend-0"].counters.resumes == 0, "it was nobody's for a while"
 
     with watch.watching():
         play(scenario, **OPTIONS)

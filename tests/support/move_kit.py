@@ -95,6 +95,7 @@ class OneFault:
     """`drop`, `delay` or `duplicate`."""
     skip: int = 0
     subjects: tuple[str, ...] = MOVE_SUBJECTS
+    delay_s: float = 45.0
     hits: list[str] = field(default_factory=list)
 
     def arm(self) -> None:
@@ -111,7 +112,7 @@ class OneFault:
                 left -= 1
                 return found
             self.hits.append(f"{sender} to {receiver}: {subject}")
-            return {"drop": (), "delay": (45_000_000_000,), "duplicate": (0, 700_000_000)}[self.kind]
+            return {"drop": (), "delay": (round(self.delay_s * 1e9),), "duplicate": (0, 700_000_000)}[self.kind]
 
         faults.copies = copies  # type: ignore[method-assign]
         faults.active = True

@@ -110,7 +110,7 @@ class RankAgent:
     @property
     def is_idle(self) -> bool:
         """Whether no move holds anything here."""
-        return not (len(self._batches) or self.moves_out.frozen or len(self.moves_in.reservations))
+        return self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
 
     @property
     def has_work(self) -> bool:
@@ -229,9 +229,9 @@ class RankAgent:
         self._cancelled.discard(req.rid)
         self._queue_changed = True
 
-    def note_load_changed(self) -> None:
-        """Report the load when the commands at hand are done."""
-        self._queue_changed = True
+    def report_load(self) -> None:
+        """Now, so that the worker knows it before it gets an answer."""
+        self._report()
 
     def answer(self, kind: Callable[..., wire.Report], nonce: int, **fields: Any) -> None:
         """Tell the worker, as every rank does."""
@@ -242,12 +242,11 @@ class RankAgent:
         self.answer(wire_moves.Refused, nonce, refusal=refusal.value, message=message)
 
     def flush_tokens(self, req: Any) -> None:
-        """Report all tokens of a request, also those that were held back because they may begin a stop string."""
+        """Report all tokens of a request now, also those that were held back because they may begin a stop string."""
         start, req.send_token_offset = req.send_token_offset, len(req.output_ids)
         if start < len(req.output_ids):
             self._add_row(req, start, req.output_ids[start:], None)
-        if len(self._rows):
-            self._report()
+        self._report()
 
     # ---- life of a request ----
 

@@ -47,21 +47,21 @@ class Batches:
             return True
         return any(req in batch.reqs and batch.forward_mode.is_extend() for batch in self._launched())
 
-    def try_remove(self, req: Any) -> bool:
-        """Take it out of the batches; False if it must be asked again at the next boundary."""
-        pipelined = get_parallel().pp_size > 1
-        if pipelined and self.is_launched(req):
-            return False
+    def can_leave(self, req: Any) -> bool:
+        """Whether `remove` may be called now."""
+        return get_parallel().pp_size == 1 or not self.is_launched(req)
+
+    def remove(self, req: Any) -> None:
+        """Take it out of the batches. What the overlap scheduler has launched goes on, on a copy of its batch: the
+        request is free at the next boundary only."""
         scheduler = self._scheduler
         batches = [scheduler.running_batch, scheduler.last_batch]
-        if pipelined:
+        if get_parallel().pp_size > 1:
             batches += [*scheduler.running_mbs, *scheduler.last_mbs]
         for batch in {id(batch): batch for batch in batches if batch is not None}.values():
             if req in batch.reqs:
                 batch.filter_batch(reqs_to_exclude=[req])
                 batch.batch_is_full = False
-        # The overlap scheduler works on copies: what is launched goes on, without a further step.
-        return not self.is_launched(req)
 
     def enter(self, req: Any, on_entry: OnEntry = _nobody) -> None:
         """Step a request on that has a row with the KV of all its tokens but the last: no forward pass."""

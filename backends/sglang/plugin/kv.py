@@ -53,6 +53,11 @@ class RankKv:
             raise ValueError(f"{raw.numel()} bytes are not those of {rectangle}")
         self._copies.scatter_slots(raw.view(key.dtype).view(shape).to(key.device), slots, buffers)
 
+    def mark_written(self, slots: torch.Tensor) -> None:
+        """On the step thread: what was scattered there counts from now on, for a pool that keeps account of it."""
+        if hasattr(self._pool, "mark_written"):
+            self._pool.mark_written(slots)
+
     def _buffers(self, rectangle: Rectangle) -> KvBuffers:
         share = self.share
         held = Rectangle(share.layer_start, share.layer_end, 0, rectangle.token_end, share.head_start, share.head_end)

@@ -43,7 +43,7 @@ class MovesIn:
             free = self._scheduler.token_to_kv_pool_allocator.available_size()
             self._agent.refuse_move(command.nonce, Refusal.NO_ROOM, f"{command.slots} slots wanted, {free} free")
             return
-        self._agent.note_load_changed()
+        self._agent.report_load()
         self._agent.answer(
             wire.ReservedAt,
             command.nonce,
@@ -70,7 +70,7 @@ class MovesIn:
     def unreserve(self, command: wire.Unreserve) -> None:
         """Second half: the memory is free."""
         self.reservations.free(command.rid)
-        self._agent.note_load_changed()
+        self._agent.report_load()
         self._agent.answer(wire.Done, command.nonce)
 
     def commit(self, command: commands.Commit) -> None:
@@ -123,7 +123,7 @@ class MovesIn:
         return True
 
     def _answer_commit(self, nonce: int, runnable_ns: int) -> None:
-        self._agent.note_load_changed()
+        self._agent.report_load()
         self._agent.answer(wire.CommittedAt, nonce, runnable_ns=runnable_ns)
 
     def _missing(self, command: commands.Commit) -> tuple[Refusal, str] | None:
@@ -160,6 +160,7 @@ class MovesIn:
         """Turn its reservation into its row."""
         reservation = self.reservations.take(req.rid)
         self._close_transfers(reservation)
+        self._kv.mark_written(reservation.slots)
         scheduler, tree, cached = self._scheduler, self._scheduler.tree_cache, reservation.cached
         used = -(-computed // scheduler.page_size) * scheduler.page_size - cached
         if used < len(reservation.slots):

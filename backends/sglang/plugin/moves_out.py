@@ -41,7 +41,10 @@ class _Leaving:
 
     req: Any
     command: wire.Freeze
+    outside: bool = False
+    """It is in no batch; a step with it may still be launched."""
     frozen: bool = False
+    given_up: bool = False
 
 
 class MovesOut:
@@ -60,6 +63,11 @@ class MovesOut:
     def frozen(self) -> list[Any]:
         """Requests that are in neither batch nor queue."""
         return [leaving.req for leaving in self._leaving.values() if leaving.frozen]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is frozen or on its way there."""
+        return not self._leaving
 
     @property
     def has_work(self) -> bool:
@@ -112,6 +120,7 @@ class MovesOut:
         if leaving is not None and leaving.frozen:
             self._drop(leaving.req)
             self._agent.forget(leaving.req)
+            self._agent.report_load()
         self._agent.answer(wire.Done, command.nonce)
 
     def resume(self, command: wire.Resume) -> None:
@@ -120,11 +129,11 @@ class MovesOut:
         self._sending = [sending for sending in self._sending if sending.command.rid != command.rid]
         for sending in given_up:
             self._agent.refuse_move(sending.command.nonce, Refusal.UNKNOWN, "the move was given up")
-        leaving = self._leaving.pop(command.rid, None)
+        leaving = self._leaving.get(command.rid)
         if leaving is not None and not leaving.frozen:
-            self._agent.refuse_move(leaving.command.nonce, Refusal.UNKNOWN, "the move was given up")
+            leaving.given_up = True
         elif leaving is not None:
-            self._restore(leaving.req)
+            self._restore(leaving)
         self._agent.answer(wire.Done, command.nonce)
 
     def cancel(self, req: Any) -> bool:
@@ -170,14 +179,23 @@ class MovesOut:
         obstacle = self._obstacle(req)
         if obstacle is None and command.copies:
             obstacle = self._loss(req, command.generation) or self._overflow(req, command)
+        if obstacle is None and leaving.given_up:
+            obstacle = Refusal.UNKNOWN, "the move was given up"
         if obstacle is not None:
-            del self._leaving[req.rid]
+            self._restore(leaving)
             self._agent.refuse_move(command.nonce, *obstacle)
         elif not req.kv.holds_kv:
             self._leave_queue(req)
             self._finish_freeze(leaving)
-        elif self._batches.try_remove(req):
+        elif self._leave_batches(leaving):
             self._finish_freeze(leaving)
+
+    def _leave_batches(self, leaving: _Leaving) -> bool:
+        """Whether it is out, and nothing with it is launched."""
+        if not leaving.outside and self._batches.can_leave(leaving.req):
+            self._batches.remove(leaving.req)
+            leaving.outside = True
+        return leaving.outside and not self._batches.is_launched(leaving.req)
 
     def _leave_queue(self, req: Any) -> None:
         scheduler = self._scheduler
@@ -191,7 +209,6 @@ class MovesOut:
         if req.kv.holds_kv:
             frozen_ns -= time.monotonic_ns() - self._agent.step_ended_ns
         self._agent.flush_tokens(req)
-        self._agent.note_load_changed()
         end = req.seqlen - 1 if command.copies and req.kv.holds_kv else command.start
         copy = Copy(command.targets, self._agent.rank, command.generation, (command.start, max(command.start, end)))
         round_ = Round(command.sent_nonce, command.timeout_s)
@@ -246,10 +263,15 @@ class MovesOut:
 
     # ---- what becomes of it ----
 
-    def _restore(self, req: Any) -> None:
-        if req.kv.holds_kv:
+    def _restore(self, leaving: _Leaving) -> None:
+        """It goes on as before."""
+        req = leaving.req
+        del self._leaving[req.rid]
+        if req.finished():
+            return
+        if leaving.outside:
             self._batches.enter(req)
-        else:
+        elif leaving.frozen:
             self._scheduler.requeue(req)
 
     def _drop(self, req: Any) -> None:

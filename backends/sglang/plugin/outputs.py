@@ -126,7 +126,7 @@ def finish_row(row: int, req: Any, reason: Any, cancelled: bool) -> wire.FinishR
     """A finish from SGLang's finish reason in its JSON form (None: an abort without one)."""
     name, matched, message = _explain(reason or {"type": "abort"}, cancelled)
     refused_schema = message.startswith(_REFUSED_SCHEMAS)
-    if message.startswith(_COSTLY_SCHEMA):
+    if refused_schema and _COSTLY_SCHEMA in message:
         # SGLang's goes on with the whole schema.
         message = "the schema takes too long to compile; make it simpler"
     return wire.FinishRow(

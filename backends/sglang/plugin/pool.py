@@ -57,6 +57,10 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
         super().load_cpu_copy(kv_cache_cpu, indices, *args, **kwargs)
         self._mark(indices)
 
+    def mark_written(self, slots: torch.Tensor) -> None:
+        """Somebody else has written these."""
+        self._mark(slots)
+
     def give_up_pages(self, pages: ArrayLike) -> int:
         """These hold nothing any more; bytes that went back to the system."""
         return 0

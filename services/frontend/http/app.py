@@ -74,7 +74,7 @@ def create_app(
     _add_probe_routes(app, frontend)
     if metrics is not None:
         _add_metrics_route(app, metrics)
-    add_admin_routes(app, frontend, settings)
+    add_admin_routes(app, frontend.operators, settings)
     add_steering_routes(app, frontend, settings)
     return app
 

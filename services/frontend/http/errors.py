@@ -9,7 +9,15 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from meshift.schemas.errors import CallerError, ErrorCode, InvalidRequest, MeshError, NotFound, Unsupported
+from meshift.schemas.errors import (
+    CallerError,
+    ErrorCode,
+    InvalidRequest,
+    MeshError,
+    MoveDeclined,
+    NotFound,
+    Unsupported,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +100,19 @@ def _describe_mesh_error(error: MeshError, request_id: str, retry_after_s: int) 
     headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    is_model = isinstance(error, NotFound) and error.param == "model"
     body = ErrorBody(
         message=error.message[:MESSAGE_CHARS_MAX],
-        type=_error_type(status),
+        type="invalid_request_error" if isinstance(error, CallerError) else _error_type(status),
         param=None if error.param is None else error.param[:PARAM_CHARS_MAX],
-        code=MODEL_NOT_FOUND if is_model else error.code.value,
+        code=_code(error),
     )
     return HttpError(status, body, headers)
+
+
+def _code(error: MeshError) -> str:
+    if isinstance(error, NotFound) and error.param == "model":
+        return MODEL_NOT_FOUND
+    return error.refusal if isinstance(error, MoveDeclined) else error.code.value
 
 
 def _error_type(status: int) -> str:

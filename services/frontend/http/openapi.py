@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from meshift.schemas.admin import DrainBody
+from meshift.schemas.admin import DrainBody, MoveBody
 from meshift.schemas.memory import MemoryBody
 from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
@@ -49,8 +49,9 @@ TEXT_EXAMPLES = {
 ERRORS = {
     "400": "A field is wrong or isn't served; `param` names it",
     "401": "The API key is missing or wrong",
-    "404": "There is no such model",
+    "404": "There is no such model, request or instance; `param` says which",
     "408": "The body didn't come in time",
+    "409": "The request can't be moved so, now; `code` is the refusal, such as `busy` or `no_room`",
     "413": "The body, or its prompt, is too large",
     "415": "The body isn't said to be JSON",
     "429": "Too many requests; `Retry-After` says when to come back",
@@ -101,21 +102,21 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
 
 
-DRAIN_ROUTE: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {**_schema(DrainBody), "example": {"deadline_s": 30}}},
-    },
-    "responses": _string_keys(error_responses("400", "404", "504")),
-}
-MEMORY_ERRORS = error_responses("404")
-MEMORY_ROUTE: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {**_schema(MemoryBody), "example": {"capacity": 8192}}},
-    },
-    "responses": _string_keys(error_responses("400", "404", "503", "504")),
-}
+def order_route(body: type[BaseModel], example: Mapping[str, object], *errors: str) -> dict[str, Any]:
+    """What the document says of an operator's order, whose body is read by hand."""
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {**_schema(body), "example": example}},
+        },
+        "responses": _string_keys(error_responses(*ORDER_ERRORS, *errors)),
+    }
+
+
+ORDER_ERRORS = ("400", "404", "408", "413", "415", "500", "503", "504")
+DRAIN_ROUTE = order_route(DrainBody, {"deadline_s": 30}, "429")
+MOVE_ROUTE = order_route(MoveBody, {"destination": "worker-2", "mode": "live", "wait": True}, "409")
+MEMORY_ROUTE = order_route(MemoryBody, {"capacity": 8192})
 SCHEDULER_ERRORS = error_responses("400", "503", "504")
 EXPLAIN_ERRORS = error_responses("404")
 POLICY_ROUTE: dict[str, Any] = {
@@ -148,7 +149,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MemoryBody, PolicySettings)
+    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MoveBody, MemoryBody, PolicySettings)
     given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
     modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
     modes += [(model, "serialization") for model in given]

@@ -128,7 +128,7 @@ def _by_freeness(instance: InstanceObservation, demand: int, turn: int, settings
 
 
 def _by_load(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
-    """INFaaS++: the least memory load. `central` too: its loads are its own, of this very step."""
+    """INFaaS++: the least memory load."""
     return Rank(0, -float(memory_load(instance)), turn)
 
 

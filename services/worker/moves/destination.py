@@ -174,6 +174,7 @@ class IncomingMoves:
 
     async def _reserve(self, incoming: Incoming, message: MoveReserve) -> MoveReserveReply:
         if incoming.state in FINAL or incoming.state is _S.COMMITTING:
+            incoming.take(_E.RESERVE)
             return self._no_room(MoveRefusal.UNKNOWN, f"{incoming.key} has ended here: {incoming.reason}")
         if self._moves.setdefault(incoming.key, incoming) is not incoming:
             return self._no_room(MoveRefusal.BUSY, f"{incoming.key} is asked for twice at once")

@@ -291,7 +291,8 @@ class SourceMove:
 
     def _committed(self, runnable_ns: int) -> SourceEvent:
         assert self._frozen is not None
-        self._tally.committed(self._frozen.frozen_ns, runnable_ns)
+        # What is to be computed there isn't runnable yet.
+        self._tally.committed(self._frozen.frozen_ns, runnable_ns if self._frozen.computed else 0)
         return _E.COMMITTED
 
     # ---- the end

@@ -64,7 +64,7 @@ class WorkerMoves:
 
     # ---- base.Moves
 
-    def begin(self, order: MoveOrder, *, fallback: bool = False) -> Awaitable[MoveReport]:
+    def begin(self, order: MoveOrder, *, fallback: bool = False) -> "asyncio.Future[MoveReport]":
         """See `base.Moves`. `fallback`: where KV finds no room or no way, the request goes as state only."""
         record = self._context.requests.find(order.request_id)
         objection = self._objection(record)
@@ -167,10 +167,13 @@ class WorkerMoves:
         self._context.counters.settled(order.mode, MoveOutcome.REFUSED, refusal, MoveFigures())
         return report
 
-    async def _on_order(self, order: MoveOrder) -> MoveReport:
+    def _on_order(self, order: MoveOrder) -> MoveReport | Awaitable[MoveReport]:
         if order.owner != self._context.owner:
             raise Stale(f"this is {self._context.owner}, not {order.owner}")
-        return await self.begin(order)
+        ending = self.begin(order)
+        if order.wait or ending.done():
+            return ending
+        return next(move.report() for move in reversed(self._running.values()))
 
     def _on_closed(self, closed: MoveClosed) -> None:
         if closed.owner == self._context.owner:
@@ -186,7 +189,7 @@ class WorkerMoves:
             self._ended.append(task.result())
 
 
-def _ready(report: MoveReport) -> Awaitable[MoveReport]:
+def _ready(report: MoveReport) -> "asyncio.Future[MoveReport]":
     future: asyncio.Future[MoveReport] = asyncio.get_running_loop().create_future()
     future.set_result(report)
     return future

@@ -14,12 +14,13 @@ from tests.integration.sglang.moving import Journey, check_equal, travel, under_
 
 SEEDS = (1, 2)
 MOVES_MAX = 4
-TOKENS = 90
+TOKENS = 80
 KINDS: list[dict[str, Any]] = [
     {},
     {"logprobs": 3},
     {"logprobs": 2, "temperature": 1.0, "seed": 8},
-    {"min_new_tokens": 70, "ignore_eos": False},
+    {"min_new_tokens": 60, "ignore_eos": False},
+    {"logit_bias": ((17, 6.0), (400, -3.0)), "temperature": 1.0, "seed": 4},
     *SEEDED,
 ]
 SCHEMA = {
@@ -40,7 +41,7 @@ class JourneySuite:
     async def test_all_ways_to_sample(self, pair: MovePair, seed: int) -> None:
         chance = random.Random(seed)
         kinds = [*KINDS, *(PENALTIES if self.penalties else ())]
-        prompts = [pair.source.prompt(chance.randrange(2, 120)) for _ in kinds]
+        prompts = [pair.source.prompt(chance.randrange(2, 70)) for _ in kinds]
         expected = [
             await undisturbed(pair.source, prompt, max_new_tokens=TOKENS, **kind)
             for prompt, kind in zip(prompts, kinds, strict=True)

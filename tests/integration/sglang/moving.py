@@ -17,7 +17,7 @@ LOGPROB_TOLERANCE = 1e-4
 STAY_TOKENS_MAX = 12
 """How many tokens a request makes at a place before it moves on, at most."""
 
-LOAD_REQUESTS = 4
+LOAD_REQUESTS = 2
 LOAD_TOKENS = 60
 
 
@@ -81,9 +81,9 @@ async def _move(mover: Mover, chance: random.Random) -> tuple[EngineRequest, Str
     way = chance.choice(("live", "rounds", "blocking", "recompute"))
     if way == "recompute":
         return await mover.run_state_only()
-    await mover.begin()
+    begun = await mover.begin()
     for _ in range({"blocking": 0, "live": 1, "rounds": 3}[way]):
-        await mover.reserve(mover.next + len(mover.request.prompt) + mover.pair.headroom)
+        await mover.reserve(max(mover.next, len(begun.tokens)) + mover.pair.headroom)
         await mover.copy()
     return await mover.finish()
 

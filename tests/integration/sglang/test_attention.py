@@ -55,6 +55,7 @@ async def test_without_a_compiler(
     (tmp_path / "compiler").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "compiler").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+    monkeypatch.setenv("MESHIFT_CACHE", str(tmp_path / "cache"))
     prompt = base.prompt(50)
     expected = await results(base, submit(base, prompt))
     async with running(random_llama, tmp_path) as rig:

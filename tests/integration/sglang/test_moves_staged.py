@@ -38,6 +38,11 @@ async def pair(request: pytest.FixtureRequest, base_engine: Rig, staged_engine: 
 class TestMoves(EngineMoveSuite):
     """All of it, in both directions."""
 
+    async def test_preempted_while_moving(self, pair: MovePair) -> None:
+        if pair.source.info.pipeline_stages > 1:
+            pytest.skip("SGLang preempts within a micro-batch only, and ends the last request of one")
+        await super().test_preempted_while_moving(pair)
+
 
 class TestJourneys(JourneySuite):
     """To and fro."""

@@ -7,7 +7,7 @@ import pytest
 
 from meshift.backends.sim.parameters import SimParameters
 from meshift.benchmarks import simulate
-from meshift.benchmarks.experiments import autoscale, fragmentation, priority, rates, serving
+from meshift.benchmarks.experiments import autoscale, fragmentation, priority, rates, scalability, serving
 from meshift.benchmarks.experiments.runs import Row, Runs, paired
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.cli.errors import CommandError
@@ -110,6 +110,18 @@ def test_a_small_run_with_priorities(tmp_path: Path) -> None:
     rows = json.loads(path.read_text())["rows"]
     assert len(rows) == 2 * 2
     assert all(line["high_prefill_p99_s"] > 0 for line in rows)
+
+
+def test_what_scheduling_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scalability, "SIZES", ((4, 50), (8, 50)))
+    path = tmp_path / "told.json"
+    assert simulate.main(["--experiment", "scalability", "--quick", "--json", str(path)]) == 0
+    told = json.loads(path.read_text())
+    assert [(line["instances"], line["policy"]) for line in told["rows"]] == [
+        (4, "global"), (4, "central"), (8, "global"), (8, "central"),
+    ]  # fmt: skip
+    assert all(line["cpu_s_per_s"] > 0 for line in told["rows"])
+    assert [line["instances"] for line in told["summary"]] == [4, 8]
 
 
 def test_a_small_run_that_scales(tmp_path: Path) -> None:

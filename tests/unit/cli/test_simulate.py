@@ -52,7 +52,8 @@ def test_a_trace_of_the_user_s(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--trace", "S-S"], "needs a rate"),
         (["--trace", "S-S", "--rate", "3", "--engine.capacity", "16", "--requests", "1"], "no request"),
         (["--policy", "best", "--rate", "3"], "--policy"),
-        (["--rate", "3", "--scheduling.migration.out-below", "40"], "must be below"),
+        (["--rate", "3", "--scheduling.migration.out-below", "400"], "must be below"),
+        (["--rate", "3", "--policy", "llumnix", "--scheduling.migration.out-below", "40"], "llumnix: .*must be below"),
     ],
 )
 def test_what_can_not_be_simulated_is_one_line(arguments: list[str], says: str) -> None:

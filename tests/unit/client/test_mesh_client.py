@@ -10,10 +10,12 @@ import pytest
 
 from meshift.client.errors import refusal
 from meshift.client.mesh import MeshClient
+from meshift.schemas.admin import DrainBody, MoveBody
 from meshift.schemas.errors import (
     InternalError,
     InvalidRequest,
     MeshError,
+    MoveDeclined,
     NotFound,
     Overloaded,
     PeerGone,
@@ -22,8 +24,8 @@ from meshift.schemas.errors import (
     Unavailable,
 )
 from meshift.schemas.memory import MemoryBody
+from meshift.schemas.moves import MoveMode
 from meshift.services.cli import memory
-from meshift.services.cli.drain import DrainSettings, ask
 from meshift.services.cli.errors import CommandError
 from meshift.services.frontend.http import make_access
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
@@ -62,12 +64,27 @@ async def test_rest(shell: Shell) -> None:
 
 
 async def test_admin(shell: Shell) -> None:
+    operators = shell.frontend.operators
     async with client(shell, api_key=None) as mesh:
-        assert list(await mesh.instances()) == shell.frontend.instances()
+        assert list(await mesh.instances()) == operators.known
         assert list(await mesh.open_requests()) == []
-        reply = await mesh.drain("worker-1", 5.0)
+        assert (await mesh.request_list()).unanswered == ("frontend-9",)
+        assert (await mesh.moves()).unanswered == ("worker-9",)
+        reply = await mesh.drain("worker-1", None, restart=True)
+        report = await mesh.move("chatcmpl-1", "worker-2", mode=MoveMode.BLOCKING, deadline_s=5.0)
+        assert (await mesh.move("chatcmpl-2", wait=False)) == report == operators.report
     assert reply.requests_left == 3
-    assert shell.frontend.drained == [("worker-1", 5.0)]
+    assert operators.drained == [("worker-1", DrainBody(deadline_s=None, restart=True))]
+    body = MoveBody(destination="worker-2", mode=MoveMode.BLOCKING, deadline_s=5.0, wait=True)
+    assert operators.moved == [("chatcmpl-1", body), ("chatcmpl-2", MoveBody())]
+
+
+async def test_a_move_that_is_declined(shell: Shell) -> None:
+    shell.frontend.operators.error = MoveDeclined("it stays: full", param="destination", refusal="no_room")
+    async with client(shell) as mesh:
+        with pytest.raises(MoveDeclined, match="it stays: full") as caught:
+            await mesh.move("chatcmpl-1")
+    assert (caught.value.refusal, caught.value.param) == ("no_room", "destination")
 
 
 async def test_refusals_are_the_mesh_s_exceptions(shell: Shell) -> None:
@@ -80,7 +97,7 @@ async def test_refusals_are_the_mesh_s_exceptions(shell: Shell) -> None:
         shell.plays(refuse=Overloaded("full"))
         with pytest.raises(Overloaded, match="full"):
             await mesh.chat("tiny", MESSAGES)
-        shell.frontend.drain_error = NotFound("there is no instance")
+        shell.frontend.operators.error = NotFound("there is no instance")
         with pytest.raises(NotFound):
             await mesh.drain("a/b", 1.0)
     async with client(shell, api_key="wrong", admin_key=None) as mesh:
@@ -105,32 +122,17 @@ async def test_a_stream_that_is_left(shell: Shell) -> None:
         assert (await mesh.chat("tiny", MESSAGES)).text == "Paris is big"
 
 
-async def test_drain_command(shell: Shell) -> None:
-    transport = httpx.ASGITransport(app=shell.app)
-    settings = DrainSettings.model_validate({"instance": "a", "deadline_s": 4.0, "url": "http://mesh"})
-    with pytest.raises(CommandError, match="admin key"):
-        await ask(settings, transport)
-    settings = DrainSettings.model_validate({**settings.model_dump(), "admin_key": ADMIN})
-    assert (await ask(settings, transport)).requests_left == 3
-    shell.frontend.drain_error = NotFound("no")
-    with pytest.raises(CommandError, match="there is no instance 'a'"):
-        await ask(settings, transport)
-    shell.frontend.drain_error = Overloaded("it drains already")
-    with pytest.raises(CommandError, match="it drains already"):
-        await ask(settings, transport)
-
-
 async def test_memory_command(shell: Shell) -> None:
     transport = httpx.ASGITransport(app=shell.app)
-    name = shell.frontend.instances()[0].owner.instance_id
+    name = shell.frontend.operators.known[0].load.owner.instance_id
     settings = memory.MemorySettings.model_validate({"instance": name, "url": "http://mesh", "admin_key": ADMIN})
     shown = memory.describe(await memory.ask(settings, transport))
-    assert f"{shell.frontend.instances()[0].capacity} tokens = " in shown
+    assert f"{shell.frontend.operators.known[0].load.capacity} tokens = " in shown
     settings = settings.model_copy(update={"capacity": 64, "preempt": True})
     done = memory.describe(await memory.ask(settings, transport))
     assert "64 tokens; 32 tokens of cached prefixes and 1 requests went, 3.0 MiB given back, 5.0 MiB held" in done
     assert "not what was asked for: requests hold the rest" in done
-    assert shell.frontend.resized == [(name, MemoryBody(capacity=64, preempt=True))]
+    assert shell.frontend.operators.resized == [(name, MemoryBody(capacity=64, preempt=True))]
     with pytest.raises(CommandError, match="there is no instance 'x'"):
         await memory.ask(settings.model_copy(update={"instance": "x", "capacity": None}), transport)
 

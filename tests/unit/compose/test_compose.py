@@ -24,7 +24,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
 }
-SET_IN_ENTRYPOINT = {"worker": ("MESHIFT_INSTANCE_ID",)}
+SET_IN_ENTRYPOINT = {"worker": ("MESHIFT_INSTANCE_ID", "MESHIFT_DATA_HOST")}
 NO_SHELL_IN_IMAGE = {"otel-collector"}
 """Its image has no program that could ask it."""
 

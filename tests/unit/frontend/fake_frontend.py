@@ -6,11 +6,20 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from meshift.schemas.admin import OpenRequest
+from meshift.schemas.admin import (
+    DrainBody,
+    InstanceList,
+    InstanceStatus,
+    MoveBody,
+    MoveList,
+    OpenRequest,
+    RequestList,
+)
 from meshift.schemas.errors import MeshError, NotFound
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo, PolicyStamp
 from meshift.schemas.memory import MemoryBody, MemoryReply
+from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveReport, MovesReply
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.schemas.steering import (
     Changes,
@@ -209,6 +218,81 @@ class FakeSteering:
         return RequestExplanation(request_id=request_id, owner="worker-1#1", dispatches=(DECISION,))
 
 
+def move_report(**changes: object) -> MoveReport:
+    """Of a move that came about."""
+    fields: dict[str, object] = {
+        "request_id": "chatcmpl-1",
+        "attempt": 1,
+        "hop": 1,
+        "source": Owner("worker-1", 1),
+        "destination": Owner("worker-2", 1),
+        "mode": MoveMode.LIVE,
+        "phase": "moved",
+        "outcome": MoveOutcome.MOVED,
+        "figures": MoveFigures(rounds=2, tokens=70, byte_count=7_000_000, frozen_ns=12_000_000, duration_ns=50_000_000),
+    }
+    return MoveReport.model_validate(fields | changes)
+
+
+@dataclass
+class FakeOperators:
+    """`Operators`, scripted: what is set here is answered."""
+
+    open: list[OpenRequest] = field(default_factory=list)
+    known: list[InstanceStatus] = field(
+        default_factory=lambda: [InstanceStatus(load=load_report(model_info()), answers=True)]
+    )
+    told: list[MovesReply] = field(default_factory=list)
+    report: MoveReport = field(default_factory=move_report)
+    drained: list[tuple[str, DrainBody]] = field(default_factory=list)
+    moved: list[tuple[str, MoveBody]] = field(default_factory=list)
+    resized: list[tuple[str, MemoryBody]] = field(default_factory=list)
+    error: MeshError | None = None
+    """What drains, moves and other capacities are refused with."""
+
+    async def instances(self) -> InstanceList:
+        return InstanceList(data=tuple(self.known))
+
+    async def requests(self) -> RequestList:
+        return RequestList(data=tuple(self.open), total=len(self.open), unanswered=("frontend-9",))
+
+    async def moves(self) -> MoveList:
+        return MoveList(data=tuple(self.told), unanswered=("worker-9",))
+
+    async def move(self, request_id: str, body: MoveBody) -> MoveReport:
+        if self.error is not None:
+            raise self.error
+        self.moved.append((request_id, body))
+        return self.report
+
+    async def drain(self, instance_id: str, body: DrainBody) -> DrainReply:
+        if self.error is not None:
+            raise self.error
+        self.drained.append((instance_id, body))
+        return DrainReply(owner=Owner(instance_id=instance_id, incarnation=1), requests_left=3)
+
+    def memory(self, instance_id: str) -> LoadReport:
+        for status in self.known:
+            if status.load.owner.instance_id == instance_id:
+                return status.load
+        raise NotFound("no such instance", param="instance_id")
+
+    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
+        if self.error is not None:
+            raise self.error
+        self.resized.append((instance_id, body))
+        return MemoryReply(
+            owner=Owner(instance_id=instance_id, incarnation=1),
+            capacity=body.capacity,
+            request_tokens_max=body.capacity - 4,
+            evicted=32,
+            preempted=1,
+            released_bytes=3 << 20,
+            resident_bytes=5 << 20,
+            reason="requests hold the rest",
+        )
+
+
 @dataclass
 class FakeFrontend:
     """`Frontend`, scripted: `play(request)` says how a request goes."""
@@ -224,6 +308,7 @@ class FakeFrontend:
     resized: list[tuple[str, MemoryBody]] = field(default_factory=list)
     drain_error: MeshError | None = None
     steering: FakeSteering = field(default_factory=FakeSteering)
+    operators: FakeOperators = field(default_factory=FakeOperators)
     abandoned: int = 0
     """Calls of `generate` that were cancelled."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -239,30 +324,6 @@ class FakeFrontend:
 
     def instances(self) -> list[LoadReport]:
         return [load_report(model, f"worker-{index}") for index, model in enumerate(self.model_list)]
-
-    def open_requests(self) -> list[OpenRequest]:
-        return self.still_open
-
-    async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
-        if self.drain_error is not None:
-            raise self.drain_error
-        self.resized.append((instance_id, body))
-        return MemoryReply(
-            owner=Owner(instance_id=instance_id, incarnation=1),
-            capacity=body.capacity,
-            request_tokens_max=body.capacity - 4,
-            evicted=32,
-            preempted=1,
-            released_bytes=3 << 20,
-            resident_bytes=5 << 20,
-            reason="requests hold the rest",
-        )
-
-    async def drain(self, instance_id: str, deadline_s: float) -> DrainReply:
-        if self.drain_error is not None:
-            raise self.drain_error
-        self.drained.append((instance_id, deadline_s))
-        return DrainReply(owner=Owner(instance_id=instance_id, incarnation=1), requests_left=3)
 
     def ready(self) -> bool:
         return self.is_ready

@@ -6,6 +6,7 @@ import pytest
 
 from meshift.services.launcher.restart import (
     HEALTHY_AFTER_S,
+    RESTART_ASKED_STATUS,
     RESTART_DELAY_S_FIRST,
     RESTART_DELAY_S_MAX,
     RESTARTS_IN_VAIN_MAX,
@@ -15,6 +16,7 @@ from meshift.services.launcher.restart import (
     Restart,
     decide_restart,
 )
+from meshift.services.process import EXIT_RESTART
 
 CRASH = Ended(exit_status=-9, ever_ready=True, ready_s=1.0, failures=0)
 
@@ -44,6 +46,13 @@ def test_a_healthy_life_forgives_earlier_failures(failures: int) -> None:
 def test_a_clean_end_is_left_alone() -> None:
     assert decide_restart(replace(CRASH, exit_status=0)) == Leave()
     assert decide_restart(replace(CRASH, exit_status=0, ever_ready=False)) == Leave()
+
+
+def test_a_restart_that_was_asked_for_is_done_at_once() -> None:
+    assert RESTART_ASKED_STATUS == EXIT_RESTART
+    asked = replace(CRASH, exit_status=RESTART_ASKED_STATUS, failures=RESTARTS_IN_VAIN_MAX)
+    assert decide_restart(asked) == Restart(0.0, failures=0)
+    assert isinstance(decide_restart(replace(asked, ever_ready=False)), GiveUp)
 
 
 def test_what_was_never_ready_is_not_tried_again() -> None:

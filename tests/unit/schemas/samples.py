@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from meshift.schemas import errors, instances, launching, memory, moves, requests, steering
+from meshift.schemas import admin, errors, instances, launching, memory, moves, requests, steering
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
@@ -35,6 +35,10 @@ LOAD = instances.LoadReport(
     prefill_tokens=8,
 )  # fmt: skip
 DRAIN = instances.DrainStatus(left=3, moving=1, moved=2, deadline_s=4.5, blocked="no room")
+OPEN = admin.OpenRequest(
+    request_id="r1", frontend=FRONTEND, model="m", state="running", attempt=2, hop=1, owner=OWNER, prompt_tokens=3,
+    output_tokens=4, priority=PRIORITY,
+)  # fmt: skip
 LAYOUT = moves.MoveLayout(
     layer_ranges=((0, 4), (4, 6)), head_ranges=((0, 2),), head_dim=64, dtype="bfloat16", weights="abc"
 )
@@ -89,7 +93,7 @@ SAMPLES: tuple[Message, ...] = (
         scheduler_id="s", incarnation=1, source=OWNER, destination=OTHER, tokens_max=5, until_freeness=-1.5, ttl_s=0.5,
         waiting=True, reason="r",
     ),
-    instances.DrainRequest(deadline_s=1.5),
+    instances.DrainRequest(deadline_s=1.5, restart=True),
     instances.DrainReply(owner=OWNER, requests_left=2),
     memory.MemoryRequest(resize=memory.MemoryBody(capacity=5, preempt=True)),
     memory.MemoryReply(
@@ -97,7 +101,12 @@ SAMPLES: tuple[Message, ...] = (
         reason="r",
     ),
     instances.StatusRequest(),
-    instances.WorkerStatus(load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN),
+    instances.WorkerStatus(
+        load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN,
+        moves_out=2, moves_in=5,
+    ),
+    admin.RequestsRequest(request_id="r1"),
+    admin.RequestsReply(requests=(OPEN,), total=2),
     requests.Submit(
         request_id="r1", attempt=2, hop=1, owner=OWNER, frontend=FRONTEND, prompt=TOKENS, output=pack_tokens([5]),
         sampling=SAMPLING, priority=PRIORITY,
@@ -115,7 +124,10 @@ SAMPLES: tuple[Message, ...] = (
         owner=OWNER, state=requests.ReplayState.FINISHED, start=3, tokens=TOKENS, logprobs=LOGPROBS, finish=FINISH,
         moved_to=OTHER, hop=2,
     ),
-    moves.MoveOrder(owner=OWNER, request_id="r1", destination=OTHER, mode=moves.MoveMode.RECOMPUTE, deadline_s=1.5),
+    moves.MoveOrder(
+        owner=OWNER, request_id="r1", destination=OTHER, mode=moves.MoveMode.RECOMPUTE, deadline_s=1.5,
+        wait=False,
+    ),
     REPORT,
     moves.MovesRequest(),
     moves.MovesReply(owner=OWNER, running=(REPORT,), ended=(REPORT,), incoming=2),

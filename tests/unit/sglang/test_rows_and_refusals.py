@@ -106,9 +106,15 @@ def test_a_refused_schema_names_its_field(message: str) -> None:
     assert row.param == ("json_schema" if message.startswith("Failed") else None)
 
 
-def test_a_costly_schema_is_named_without_being_quoted() -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Grammar preprocessing timed out: req.grammar_key=('json', '{}')",
+        "Failed to compile json grammar: Grammar preprocessing timed out",
+    ],
+)
+def test_a_costly_schema_is_named_without_being_quoted(message: str) -> None:
     req = SimpleNamespace(cached_tokens=0, retraction_count=0, mesh=SimpleNamespace(preemption_loss_ns=0))
-    message = "Grammar preprocessing timed out: req.grammar_key=('json', '{}')"
     row = outputs.finish_row(0, req, {"type": "abort", "message": message}, cancelled=False)
     assert (row.param, row.message) == ("json_schema", "the schema takes too long to compile; make it simpler")
 

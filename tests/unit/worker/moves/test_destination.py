@@ -179,6 +179,20 @@ def test_a_move_comes_in() -> None:
     run(scenario)
 
 
+def test_a_commit_or_a_question_about_what_is_not_known() -> None:
+    async def scenario(there: Destination) -> None:
+        assert (await there.commit()).refusal is MoveRefusal.UNKNOWN
+        assert (await there.reserve()).refusal is MoveRefusal.UNKNOWN
+
+    async def asked(there: Destination) -> None:
+        assert not (await there.question()).committed
+        assert (await there.reserve()).refusal is MoveRefusal.UNKNOWN
+        assert there.engine.calls == []
+
+    run(scenario)
+    run(asked)
+
+
 def test_a_repeated_commit_gets_the_same_answer() -> None:
     async def scenario(there: Destination) -> None:
         first, second = await there.committing(), there.commit()

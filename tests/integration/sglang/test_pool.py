@@ -1,0 +1,133 @@
+"""Our pools by themselves, without an engine: SGLang's accesses go through them unchanged, every writer marks."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
+from meshift.kv_memory.arena import ArenaExhausted
+
+pytestmark = [pytest.mark.sglang]
+
+SLOTS, PAGE, LAYERS, HEADS, DIM = 96, 16, 6, 2, 32
+START = 4
+TOKEN_BYTES = 2 * HEADS * DIM * 4
+
+
+@pytest.fixture(params=["plain", "arena"])
+def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a second stage: layers 4 to 9, four a group."""
+    from meshift.backends.sglang.plugin.pool import pool_class
+
+    if request.param == "arena":
+        monkeypatch.setenv(LAYERS_PER_GROUP_VARIABLE, "4")
+    else:
+        monkeypatch.delenv(LAYERS_PER_GROUP_VARIABLE, raising=False)
+    return make(pool_class())
+
+
+def make(cls: Any, **changes: Any) -> Any:
+    fields = {
+        "size": SLOTS,
+        "page_size": PAGE,
+        "dtype": torch.float32,
+        "head_num": HEADS,
+        "head_dim": DIM,
+        "layer_num": LAYERS,
+        "device": "cpu",
+        "enable_memory_saver": False,
+        "start_layer": START,
+        "end_layer": START + LAYERS,
+    }
+    return cls(**fields | changes)
+
+
+def write(pool: Any, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    key, value = torch.randn(2, len(slots), HEADS, DIM)
+    pool.set_kv_buffer(SimpleNamespace(layer_id=layer), slots, key, value)
+    return key, value
+
+
+def test_writes_reads_and_marks(pool: Any) -> None:
+    slots = torch.tensor([3, 17, 95, 40])
+    pool.dirty.add_reader("move")
+    written = {layer: write(pool, layer, slots) for layer in range(START, START + LAYERS)}
+    for layer, (key, value) in written.items():
+        assert torch.equal(pool.get_key_buffer(layer)[slots], key)
+        assert torch.equal(pool.get_value_buffer(layer)[slots], value)
+    assert pool.dirty.swap("move").tolist() == sorted(slots.tolist())
+    untouched = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
+    assert not any(bool(pool.get_key_buffer(layer)[untouched].any()) for layer in written)
+
+
+def test_other_writers_mark_too(pool: Any) -> None:
+    pool.dirty.add_reader("move")
+    source, target = torch.tensor([5, 6]), torch.tensor([50, 61])
+    key, _ = write(pool, START, source)
+    copy = pool.get_cpu_copy(source)
+    pool.dirty.swap("move")
+    pool.load_cpu_copy(copy, target)
+    assert torch.equal(pool.get_key_buffer(START)[target], key)
+    assert pool.dirty.swap("move").tolist() == [50, 61]
+
+
+def test_uncompiled_writes_are_the_same(pool: Any) -> None:
+    slots = torch.tensor([9, 0, 33])
+    key, value = write(pool, START + 1, slots)
+    pool._compiled = False
+    pool.set_kv_buffer(SimpleNamespace(layer_id=START + 2), slots, key, value)
+    assert torch.equal(pool.get_key_buffer(START + 1)[slots], pool.get_key_buffer(START + 2)[slots])
+    assert torch.equal(pool.get_value_buffer(START + 1)[slots], pool.get_value_buffer(START + 2)[slots])
+
+
+def test_pages_of_an_arena(pool: Any) -> None:
+    if not hasattr(pool, "arenas"):
+        assert pool.give_up_pages([3]) == 0
+        pytest.skip("nothing to give back")
+    assert list(pool.arenas) == [1, 2]
+    everything = torch.arange(SLOTS + PAGE)
+    kept = {layer: write(pool, layer, everything) for layer in range(START, START + LAYERS)}
+    unit_bytes = 4 * PAGE * TOKEN_BYTES
+    assert pool.resident_bytes() == 2 * (SLOTS // PAGE + 1) * unit_bytes
+    gone = np.array([2, 5])
+    assert pool.give_up_pages(gone) == 2 * 2 * unit_bytes
+    assert pool.resident_bytes() == 2 * (SLOTS // PAGE - 1) * unit_bytes
+    left = torch.tensor([slot for slot in everything.tolist() if slot // PAGE not in (2, 5)])
+    for layer, (key, value) in kept.items():
+        assert torch.equal(pool.get_key_buffer(layer)[left], key[left])
+        assert torch.equal(pool.get_value_buffer(layer)[left], value[left])
+    pool.take_back_pages(gone)
+    write(pool, START, torch.tensor([2 * PAGE]))
+    for one, other in itertools.combinations(range(START, START + LAYERS), 2):
+        assert not torch.equal(pool.get_key_buffer(one)[0], pool.get_key_buffer(other)[0])
+
+
+def test_taking_back_is_all_or_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(pool, "arenas"):
+        pytest.skip("of an arena only")
+    pool.give_up_pages([1, 4])
+
+    def failing(units: Any) -> None:
+        raise ArenaExhausted("no memory")
+
+    monkeypatch.setattr(pool.arenas[2], "commit", failing)
+    with pytest.raises(ArenaExhausted):
+        pool.take_back_pages([1, 4])
+    assert [arena.committed for arena in pool.arenas.values()] == [SLOTS // PAGE - 1] * 2
+
+
+def test_what_an_arena_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshift.backends.sglang.plugin.pool import ArenaKvPool
+
+    monkeypatch.setenv(LAYERS_PER_GROUP_VARIABLE, "3")
+    with pytest.raises(ValueError, match=r"starts at layer 4.*at 3 or 6"):
+        make(ArenaKvPool)
+    monkeypatch.setenv(LAYERS_PER_GROUP_VARIABLE, "1")
+    with pytest.raises(ValueError, match="multiple of 64"):
+        make(ArenaKvPool, head_num=1, head_dim=80, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="one head size"):
+        make(ArenaKvPool, v_head_dim=16)
