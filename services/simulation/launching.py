@@ -66,6 +66,9 @@ class SimLauncher:
 
     def _state(self, name: str) -> ChildState | None:
         state = self._children.get(name)
-        if state is ChildState.READY and name not in self._mesh.workers:
+        if state is not ChildState.READY:
+            return state
+        node = self._mesh.workers.get(name)
+        if node is None:
             return ChildState.STOPPED
-        return state
+        return ChildState.READY if node.serves else ChildState.STARTING
