@@ -421,7 +421,8 @@ class Mover:
 
     async def finish(self) -> tuple[EngineRequest, Stream]:
         """From a live round on: freeze, commit, release."""
-        await self.reserve(self.next + self.pair.headroom)
+        assert self.begun is not None
+        await self.reserve(max(self.next, len(self.begun.tokens)) + self.pair.headroom)
         await self.freeze()
         arrived = await self.commit()
         await self.release()
