@@ -33,7 +33,7 @@ from meshift.schemas.admin import (
     RequestList,
 )
 from meshift.schemas.errors import InternalError, PeerGone
-from meshift.schemas.instances import DrainReply, LoadReport
+from meshift.schemas.instances import DrainReply
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveMode, MoveReport
 from meshift.schemas.steering import Changes, DecisionsReply, DecisionSubject, PolicyReply, RequestExplanation
@@ -144,9 +144,9 @@ class MeshClient:
         body = DrainBody(deadline_s=deadline_s, force=force, restart=restart)
         return await self._ask(DrainReply, "POST", path, body.model_dump())
 
-    async def memory(self, instance_id: str) -> LoadReport:
-        """An instance's newest report: its KV memory, in tokens."""
-        return await self._ask(LoadReport, "GET", f"/admin/instances/{quote(instance_id, safe='')}/memory")
+    async def memory(self, instance_id: str) -> MemoryReply:
+        """An instance's KV memory, in tokens, pages, units and bytes."""
+        return await self._ask(MemoryReply, "GET", f"/admin/instances/{quote(instance_id, safe='')}/memory")
 
     async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
         """Change an instance's KV capacity while it serves; what was done."""

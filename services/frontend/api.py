@@ -83,8 +83,8 @@ class Operators(Protocol):
         """Let an instance move its requests away and leave. Returns when it has begun. Raises NotFound, PeerTimeout, or
         what the instance refuses with."""
 
-    def memory(self, instance_id: str) -> LoadReport:
-        """An instance's newest report: its KV memory, in tokens. Raises NotFound."""
+    async def memory(self, instance_id: str) -> MemoryReply:
+        """An instance's KV memory, in tokens, pages, units and bytes. Raises NotFound, PeerTimeout, Unavailable."""
 
     async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
         """Change an instance's KV capacity while it serves. Raises NotFound, PeerTimeout, or what the instance refuses

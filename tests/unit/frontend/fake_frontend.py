@@ -18,7 +18,7 @@ from meshift.schemas.admin import (
 from meshift.schemas.errors import MeshError, NotFound
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo, PolicyStamp
-from meshift.schemas.memory import MemoryBody, MemoryReply
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryUnits
 from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveReport, MovesReply
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.schemas.steering import (
@@ -271,26 +271,39 @@ class FakeOperators:
         self.drained.append((instance_id, body))
         return DrainReply(owner=Owner(instance_id=instance_id, incarnation=1), requests_left=3)
 
-    def memory(self, instance_id: str) -> LoadReport:
-        for status in self.known:
-            if status.load.owner.instance_id == instance_id:
-                return status.load
-        raise NotFound("no such instance", param="instance_id")
+    async def memory(self, instance_id: str) -> MemoryReply:
+        if not any(status.load.owner.instance_id == instance_id for status in self.known):
+            raise NotFound("no such instance", param="instance_id")
+        return memory_reply(instance_id, 1024)
 
     async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
         if self.error is not None:
             raise self.error
         self.resized.append((instance_id, body))
-        return MemoryReply(
-            owner=Owner(instance_id=instance_id, incarnation=1),
-            capacity=body.capacity,
-            request_tokens_max=body.capacity - 4,
-            evicted=32,
-            preempted=1,
-            released_bytes=3 << 20,
-            resident_bytes=5 << 20,
-            reason="requests hold the rest",
-        )
+        reply = memory_reply(instance_id, body.capacity)
+        done = {"evicted": 32, "preempted": 1, "released_bytes": 3 << 20, "reason": "requests hold the rest"}
+        return reply.model_copy(update=done)
+
+
+def memory_reply(instance_id: str, capacity: int) -> MemoryReply:
+    """Of 30 layers in eight groups of four; nothing used."""
+    units = MemoryUnits(
+        layers_per_group=4, groups=8, last_group_layers=2, page_tokens=16, unit_bytes=98304, unit_waste_bytes=0,
+        last_unit_waste_bytes=49152, units=1032, committed=520, committed_bytes=520 * 98304, waste_bytes=65 * 49152,
+    )  # fmt: skip
+    return MemoryReply(
+        owner=Owner(instance_id=instance_id, incarnation=1),
+        capacity=capacity,
+        used=0,
+        cached=0,
+        free=capacity,
+        reserved=0,
+        pages=capacity // 16,
+        page_tokens=16,
+        request_tokens_max=capacity - 4,
+        resident_bytes=5 << 20,
+        units=units,
+    )
 
 
 @dataclass

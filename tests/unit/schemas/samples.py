@@ -97,8 +97,12 @@ SAMPLES: tuple[Message, ...] = (
     instances.DrainReply(owner=OWNER, requests_left=2),
     memory.MemoryRequest(resize=memory.MemoryBody(capacity=5, preempt=True)),
     memory.MemoryReply(
-        owner=OWNER, capacity=5, request_tokens_max=4, evicted=3, preempted=2, released_bytes=6, resident_bytes=7,
-        reason="r",
+        owner=OWNER, capacity=5, used=1, cached=1, free=2, reserved=1, pages=5, page_tokens=1, request_tokens_max=4,
+        evicted=3, preempted=2, released_bytes=6, resident_bytes=7, reason="r",
+        units=memory.MemoryUnits(
+            layers_per_group=1, groups=2, last_group_layers=3, page_tokens=4, unit_bytes=5, unit_waste_bytes=6,
+            last_unit_waste_bytes=7, units=8, committed=9, committed_bytes=10, waste_bytes=11,
+        ),
     ),
     instances.StatusRequest(),
     instances.WorkerStatus(
