@@ -234,8 +234,8 @@ class RankAgent:
         self._report()
 
     def answer(self, kind: Callable[..., wire.Report], nonce: int, **fields: Any) -> None:
-        """Tell the worker, as every rank does; what requests have to tell comes first, since an answer may be the end of
-        a request's name."""
+        """Tell the worker, as every rank does. What requests have to tell comes first: an answer may be the end of a
+        request's name."""
         if len(self._rows):
             self._report()
         self._context.outbox.send(kind(rank=self.rank, nonce=nonce, iteration=self.iteration, **fields))
