@@ -51,7 +51,7 @@ GROWTH = 0.1
 """How much longer than at its first move a context may become by the last one, short ones excepted."""
 OUTPUT_TOKENS_MIN = 48
 QUICK_OUTPUT_TOKENS_MAX = 220
-QUICK_REPEATS, QUICK_PAIRS = 3, 6
+QUICK_REPEATS, QUICK_PAIRS = 3, 5
 RECOMPUTE_EVERY = 3
 REQUESTS_MAX = 64
 """At one context."""
@@ -76,7 +76,7 @@ class MoveSettings(BenchmarkSettings):
     repeats: int = Field(
         12, ge=1, description="moves at each context, live and blocking (--quick: 3); a third as many recomputing"
     )
-    pairs: int = Field(24, ge=2, description="windows with a move, and without, beside other requests (--quick: 6)")
+    pairs: int = Field(24, ge=2, description="windows with a move, and without, beside other requests (--quick: 5)")
     link_gbps: float = Field(0.5, gt=0, description="rate of the link between the workers, in 10^9 bits a second")
     threads: int | None = Field(None, ge=1, description="of each worker; without it, half of the cores")
     from_raw: Path | None = Field(None, description="measure nothing: compute the figures of these raw samples again")
@@ -111,7 +111,7 @@ class Run:
         copying = 0.0
         if mode is MoveMode.LIVE:
             copying = 8e-6 * context * self.token_bytes / self.settings.link_gbps / step_ms
-        return math.ceil(1.5 * copying) + 2 * SETTLE_TOKENS
+        return math.ceil(1.2 * copying) + 2 * SETTLE_TOKENS
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -99,6 +99,11 @@ class Stacking:
         return self.unit_bytes - self.page_tokens * len(self.layers_of(group)) * self.layer_token_bytes
 
     @property
+    def full_waste_bytes(self) -> int:
+        """Of a unit of a whole group that no token can use."""
+        return self.unit_bytes - self.page_tokens * self.token_stride
+
+    @property
     def page_bytes(self) -> int:
         """Of a page's units, in all groups."""
         return self.groups * self.unit_bytes

@@ -125,6 +125,30 @@ BATCHES_LOST: Final = Metric(
     names.METRIC_BATCHES_LOST, _C, "Token messages that the bus did not take; they are asked for.", ("instance_id",)
 )
 
+KV_RESIDENT: Final = Metric(
+    names.METRIC_KV_RESIDENT, _G, "KV memory that the system keeps for all ranks.", ("instance_id",), "bytes"
+)
+KV_PAGES: Final = Metric(names.METRIC_KV_PAGES, _G, "Pages of the KV capacity.", ("instance_id",))
+KV_PAGE_TOKENS: Final = Metric(names.METRIC_KV_PAGE_TOKENS, _G, "Tokens a page.", ("instance_id",))
+KV_GROUPS: Final = Metric(names.METRIC_KV_GROUPS, _G, "Groups of stacked layers.", ("instance_id",))
+KV_GROUP_LAYERS: Final = Metric(
+    names.METRIC_KV_GROUP_LAYERS, _G, "Layers of a group: every group but the last (`full`), and that (`last`).",
+    ("instance_id", "group"),
+)  # fmt: skip
+KV_UNITS: Final = Metric(
+    names.METRIC_KV_UNITS, _G, "Units of KV memory of all ranks: `committed` or `given_up`.", ("instance_id", "state")
+)
+KV_COMMITTED: Final = Metric(
+    names.METRIC_KV_COMMITTED, _G, "Size of the committed units of all ranks.", ("instance_id",), "bytes"
+)
+KV_WASTE: Final = Metric(
+    names.METRIC_KV_WASTE, _G, "What no token can use of the committed units.", ("instance_id",), "bytes"
+)
+KV_UNIT_WASTE: Final = Metric(
+    names.METRIC_KV_UNIT_WASTE, _G, "What no token can use of one unit, of a full group or of the last.",
+    ("instance_id", "group"), "bytes",
+)  # fmt: skip
+
 MOVES: Final = Metric(
     names.METRIC_MOVES, _C, "Moves away that ended, by mode, outcome, and refusal (`none`, or why it came to nothing).",
     ("instance_id", "mode", "outcome", "refusal"),
@@ -158,6 +182,12 @@ DISPATCHES: Final = Metric(
     ("decision",),
 )
 DISPATCH_DURATION: Final = Metric(names.METRIC_DISPATCH_DURATION, _H, "Time to decide.", unit="seconds")
+SCALINGS: Final = Metric(
+    names.METRIC_SCALINGS, _C, "Instances to be started or drained, by action; `dry_...` was only said.", ("action",)
+)
+SCALING_FAILURES: Final = Metric(
+    names.METRIC_SCALING_FAILURES, _C, "Orders to start or drain one that were refused or not answered."
+)
 INSTANCES: Final = Metric(names.METRIC_INSTANCES, _G, "Live instances that the scheduler knows.")
 
 # ---- every service ----

@@ -18,6 +18,7 @@ from meshift.backends.base import (
     EngineRequest,
     EngineStartError,
     FrozenRequest,
+    KvMemoryNow,
     KvResized,
     MoveBegun,
     MoveKey,
@@ -37,6 +38,7 @@ from meshift.backends.sglang.pairs import layout_of
 from meshift.backends.sglang.questions import RanksDiffer
 from meshift.backends.sglang.requests import RequestTable
 from meshift.backends.sglang.settings import SglangSettings
+from meshift.backends.sglang.units import units_of
 from meshift.backends.sglang.warm_up import WarmUp
 from meshift.backends.sglang.weights import fingerprint
 from meshift.kv_memory.layout import KvLayout
@@ -289,6 +291,18 @@ class SglangEngine:
             resident_bytes=sum(answer.resident_bytes for answer in answers),
             reason=first.reason,
             duration_ns=max(answer.duration_ns for answer in answers),
+            units=units_of([answer.units for answer in answers], self._settings.tensor_ranks),
+        )
+
+    async def kv_memory(self) -> KvMemoryNow:
+        """See `ResizableEngine.kv_memory`."""
+        if self._state is not EngineState.RUNNING or self._limits is None:
+            raise Unavailable(f"the engine is {self._state}")
+        answers = await self._instance.ask_memory(INTEGRITY_TIMEOUT_S)
+        return KvMemoryNow(
+            request_tokens_max=self._limits.tokens_max,
+            resident_bytes=sum(answer.resident_bytes for answer in answers),
+            units=units_of([answer.units for answer in answers], self._settings.tensor_ranks),
         )
 
     # ---- state ----

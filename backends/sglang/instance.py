@@ -164,6 +164,13 @@ class RankInstance:
             answers = await question.answers(timeout_s)
         return [answer for answer in answers if isinstance(answer, wire.KvResized)]
 
+    async def ask_memory(self, timeout_s: float) -> list[wire.KvMemory]:
+        """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        with self.questions.ask() as question:
+            self.send(wire.AskMemory(nonce=question.nonce))
+            answers = await question.answers(timeout_s)
+        return [answer for answer in answers if isinstance(answer, wire.KvMemory)]
+
     async def stop(self, deadline_s: float) -> None:
         """End all ranks and remove the sockets. Idempotent; nothing is called after it."""
         self._abandon("the engine was stopped")

@@ -76,6 +76,12 @@ class ResizeKv(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """Whether running requests may lose their memory for it."""
 
 
+class AskMemory(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.memory"):
+    """Every rank says what holds its KV: `KvMemory`."""
+
+    nonce: int
+
+
 class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.commit"):
     """Run a request that has moved here: with its KV, if its first `computed` tokens have theirs in the reservation of
     that `rid`, or by computing all of it, if `computed` is 0. `CommittedAt`."""
@@ -87,7 +93,15 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="me
 
 
 Command = (
-    Submit | Cancel | CheckIntegrity | FlushCache | ResizeKv | Commit | moves.SourceCommand | moves.DestinationCommand
+    Submit
+    | Cancel
+    | CheckIntegrity
+    | FlushCache
+    | ResizeKv
+    | AskMemory
+    | Commit
+    | moves.SourceCommand
+    | moves.DestinationCommand
 )
 COMMANDS: Final = get_args(Command)
 
@@ -182,6 +196,31 @@ class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     problems: list[str]
 
 
+class KvUnits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A rank's units; see `backends.base.KvUnits`. The last group is this rank's last."""
+
+    layers_per_group: int
+    groups: int
+    last_group_layers: int
+    page_tokens: int
+    unit_bytes: int
+    unit_waste_bytes: int
+    last_unit_waste_bytes: int
+    units: int
+    committed: int
+    waste_bytes: int
+
+
+class KvMemory(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="memory"):
+    """A rank's answer to AskMemory."""
+
+    rank: int
+    nonce: int
+    iteration: int
+    resident_bytes: int
+    units: KvUnits | None
+
+
 class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="resized"):
     """A rank's answer to ResizeKv. Equal on all ranks but for bytes and duration."""
 
@@ -201,9 +240,10 @@ class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     reason: str
     """Why the capacity isn't what was asked for; empty if it is."""
     duration_ns: int
+    units: KvUnits | None = None
 
 
-Answer = IntegrityReport | KvResized | moves.Answer
+Answer = IntegrityReport | KvResized | KvMemory | moves.Answer
 """What a rank says to a question, by its nonce."""
 
 Report = RankPhase | RankReady | LoadSnapshot | StepReport | moves.Applied | Answer

@@ -59,12 +59,7 @@ class CpuArena(Arena):
 
     def resident_bytes(self) -> int:
         """What the system really keeps in memory for all units, by its own count."""
-        count = self.units * self.unit_bytes
-        flags = np.zeros(count // mmap.PAGESIZE, np.uint8)
-        libc: Any = ctypes.CDLL(None, use_errno=True)
-        if libc.mincore(ctypes.c_void_p(self.base), ctypes.c_size_t(count), ctypes.c_void_p(flags.ctypes.data)):
-            raise OSError(ctypes.get_errno(), "mincore")
-        return int(np.count_nonzero(flags & 1)) * mmap.PAGESIZE
+        return resident_bytes(self.base, self.units * self.unit_bytes)
 
     def _commit(self, units: Units) -> None:
         if not self._populate:
@@ -89,3 +84,18 @@ class CpuArena(Arena):
     def _advise(self, advice: int, first: int, count: int) -> None:
         assert self._map is not None
         self._map.madvise(advice, first * self.unit_bytes, count * self.unit_bytes)
+
+
+def resident_bytes(address: int, count: int) -> int:
+    """How many of these bytes the system keeps in memory, by its own count; a page that is shared with neighbours
+    counts as far as it is within. Raises OSError for addresses that aren't mapped."""
+    if not count:
+        return 0
+    start, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + count
+    flags = np.zeros(-(-(end - start) // mmap.PAGESIZE), np.uint8)
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_void_p(flags.ctypes.data)):
+        raise OSError(ctypes.get_errno(), "mincore")
+    here = flags & 1
+    outside = int(here[0]) * (address - start) + int(here[-1]) * (start + len(flags) * mmap.PAGESIZE - end)
+    return int(np.count_nonzero(here)) * mmap.PAGESIZE - outside

@@ -97,18 +97,17 @@ class Operators:
         except (ValueError, PeerGone) as error:
             raise _no_instance(instance_id, "instance_id") from error
 
-    def memory(self, instance_id: str) -> LoadReport:
+    async def memory(self, instance_id: str) -> MemoryReply:
         """See `api.Operators`."""
-        for known in self._view:
-            if known.report.owner.instance_id == instance_id:
-                return known.report
-        raise _no_instance(instance_id, "instance_id")
+        return await self._ask_memory(instance_id, MemoryRequest())
 
     async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
         """See `api.Operators`."""
+        return await self._ask_memory(instance_id, MemoryRequest(resize=body))
+
+    async def _ask_memory(self, instance_id: str, request: MemoryRequest) -> MemoryReply:
         try:
             subject = subjects.worker_memory(subjects.check_name(instance_id))
-            request = MemoryRequest(resize=body)
             return await self._bus.request(subject, request, MemoryReply, timeout_s=self._options.memory_timeout_s)
         except (ValueError, PeerGone) as error:
             raise _no_instance(instance_id, "instance_id") from error

@@ -27,6 +27,7 @@ from meshift.schemas.instances import (
     StatusRequest,
     WorkerStatus,
 )
+from meshift.schemas.memory import MemoryReply
 from meshift.schemas.requests import (
     Acknowledge,
     Cancel,
@@ -78,6 +79,7 @@ class WorkerCore:
         self._info: EngineInfo | None = None
         self._moves: WorkerMoves | None = None
         self._giver: Giver | None = None
+        self._memory: KvMemory | None = None
         self._bus = bus
         self._options = options
         self._requests = RequestTable(options.tombstone_s)
@@ -99,6 +101,7 @@ class WorkerCore:
         self._info = await self._engine.start(self)
         self._moves = self._build_moves(self._info)
         self._giver = Giver(self.owner, self._engine, self._moves, self._requests, self._options)
+        self._memory = KvMemory(self.owner, self._engine, self._info, self._options.memory_interval_s)
         self._enter(LifecycleEvent.ENGINE_READY)
         bus = self._bus
         self._subscriptions = [
@@ -110,7 +113,7 @@ class WorkerCore:
             bus.serve("replay", subjects.worker_replay(name), ReplayRequest, self._on_replay),
             bus.serve("status", subjects.worker_status(name), StatusRequest, self._on_status),
             bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._on_drain),
-            KvMemory(self.owner, self._engine).serve(bus),
+            self._memory.serve(bus),
             *self._moves.serve(bus),
             bus.subscribe(subjects.worker_pair(name), MovePair, self._giver.on_pair),
         ]
@@ -185,6 +188,8 @@ class WorkerCore:
             subscription.close()
         if self._giver is not None:
             self._giver.stop()
+        if self._memory is not None:
+            self._memory.stop()
         if self._moves is not None:
             self._moves.stop()
         self._requests.abandon_traces(reason)
@@ -206,6 +211,10 @@ class WorkerCore:
     def load(self) -> EngineLoad | None:
         """The engine's newest snapshot; None before it is up."""
         return self._engine.load() if self._info is not None else None
+
+    def memory(self) -> MemoryReply | None:
+        """The newest that is known of the engine's KV memory."""
+        return self._memory.newest if self._memory is not None else None
 
     # ---- what the engine says
 
@@ -341,6 +350,8 @@ class WorkerCore:
         self._requests.forget_tombstones(now_s)
         self._publish_load(load)
         self.moves.tick(now_s)
+        if self._memory is not None:
+            self._memory.tick(now_s)
         if self.state is InstanceState.DRAINING:
             self._go_on_draining(now_s)
 

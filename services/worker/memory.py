@@ -1,42 +1,103 @@
 """The worker's endpoint for its engine's KV memory."""
 
-from meshift.backends.base import Engine, ResizableEngine
+import asyncio
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from meshift.backends.base import Engine, EngineInfo, KvMemoryNow, KvResized, ResizableEngine
 from meshift.schemas import subjects
-from meshift.schemas.errors import PeerTimeout, Unavailable, Unsupported
+from meshift.schemas.errors import MeshError, PeerTimeout, Unavailable, Unsupported
 from meshift.schemas.identity import Owner
-from meshift.schemas.memory import MemoryReply, MemoryRequest
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest, MemoryUnits
 from meshift.services.bus.base import Bus, Subscription
+
+logger = logging.getLogger(__name__)
 
 
 class KvMemory:
-    """Resizes while the engine serves. Load reports tell the new capacity by themselves."""
+    """Tells, and resizes while the engine serves. Load reports tell the new capacity by themselves."""
 
-    def __init__(self, owner: Owner, engine: Engine) -> None:
+    def __init__(self, owner: Owner, engine: Engine, info: EngineInfo, interval_s: float) -> None:
+        """`interval_s`: how old `newest` may become."""
         self._owner = owner
         self._engine = engine
+        self._info = info
+        self._interval_s = interval_s
+        self._due_s = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        self.newest: MemoryReply | None = None
+        """For metrics. None: not known yet."""
 
     def serve(self, bus: Bus) -> Subscription:
         """Answer from now on."""
-        return bus.serve("memory", subjects.worker_memory(self._owner.instance_id), MemoryRequest, self.resize)
+        return bus.serve("memory", subjects.worker_memory(self._owner.instance_id), MemoryRequest, self.answer)
 
-    async def resize(self, request: MemoryRequest) -> MemoryReply:
+    async def answer(self, request: MemoryRequest) -> MemoryReply:
         """Raises Unsupported, Unavailable, PeerTimeout."""
-        engine = self._engine
-        if not isinstance(engine, ResizableEngine):
-            raise Unsupported("this engine's KV memory has a fixed size")
         try:
-            done = await engine.resize_kv(request.resize.capacity, preempt=request.resize.preempt)
+            self.newest = await (self._told() if request.resize is None else self._resized(request.resize))
         except TimeoutError as error:
             raise PeerTimeout("the engine's ranks didn't answer in time") from error
         except ConnectionError as error:
             raise Unavailable(f"the engine is gone: {error}") from error
-        return MemoryReply(
-            owner=self._owner,
-            capacity=done.capacity,
-            request_tokens_max=done.request_tokens_max,
+        return self.newest
+
+    def tick(self, now_s: float) -> None:
+        """Ask the engine again if it is time."""
+        if now_s < self._due_s or self._asking is not None or not isinstance(self._engine, ResizableEngine):
+            return
+        self._due_s = now_s + self._interval_s
+        self._asking = asyncio.get_running_loop().create_task(self._refresh())
+
+    def stop(self) -> None:
+        """Ask no more. Idempotent."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _refresh(self) -> None:
+        try:
+            await self.answer(MemoryRequest())
+        except MeshError as error:
+            logger.debug("%s doesn't tell its memory: %s", self._owner, error)
+        finally:
+            self._asking = None
+
+    async def _told(self) -> MemoryReply:
+        engine = self._engine
+        if isinstance(engine, ResizableEngine):
+            now = await engine.kv_memory()
+        else:
+            now = None
+        return self._reply(now)
+
+    async def _resized(self, wanted: MemoryBody) -> MemoryReply:
+        engine = self._engine
+        if not isinstance(engine, ResizableEngine):
+            raise Unsupported("this engine's KV memory has a fixed size")
+        done = await engine.resize_kv(wanted.capacity, preempt=wanted.preempt)
+        return self._reply(
+            done,
             evicted=done.evicted,
             preempted=done.preempted,
             released_bytes=done.released_bytes,
-            resident_bytes=done.resident_bytes,
             reason=done.reason,
+        )
+
+    def _reply(self, now: KvMemoryNow | KvResized | None, **done: Any) -> MemoryReply:
+        load, page_tokens = self._engine.load(), self._info.page_size
+        units = None if now is None or now.units is None else MemoryUnits(**asdict(now.units))
+        return MemoryReply(
+            owner=self._owner,
+            capacity=load.capacity,
+            used=load.used,
+            cached=load.cached,
+            free=load.free,
+            reserved=load.reserved,
+            pages=load.capacity // page_tokens,
+            page_tokens=page_tokens,
+            request_tokens_max=self._info.model.context_tokens_max if now is None else now.request_tokens_max,
+            resident_bytes=None if now is None else now.resident_bytes,
+            units=units,
+            **done,
         )

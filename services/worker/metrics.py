@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from meshift.schemas.memory import MemoryReply, MemoryUnits
 from meshift.services.exposition import counter, gauge, histogram
 from meshift.services.worker.core import WorkerCore
 from meshift.services.worker.moves.worker_moves import WorkerMoves
@@ -34,7 +35,35 @@ class WorkerCollector(Collector):
             (metrics.BATCHES_LOST, counters.batches_lost),
         ):
             yield counter(metric, {self._labels: value})
+        yield from self._memory(self._core.memory())
         yield from self._moves(self._core.moves) if load is not None else ()
+
+    def _memory(self, memory: MemoryReply | None) -> Iterator[Family]:
+        """Without values as long as they aren't known."""
+        labels = self._labels
+        units = memory.units if memory is not None else None
+        resident = memory.resident_bytes if memory is not None else None
+        yield gauge(metrics.KV_PAGES, {labels: memory.pages} if memory is not None else {})
+        yield gauge(metrics.KV_PAGE_TOKENS, {labels: memory.page_tokens} if memory is not None else {})
+        yield gauge(metrics.KV_RESIDENT, {labels: resident} if resident is not None else {})
+        yield gauge(metrics.KV_GROUPS, {labels: units.groups} if units is not None else {})
+        yield gauge(metrics.KV_COMMITTED, {labels: units.committed_bytes} if units is not None else {})
+        yield gauge(metrics.KV_WASTE, {labels: units.waste_bytes} if units is not None else {})
+        yield from self._by_group(units)
+
+    def _by_group(self, units: MemoryUnits | None) -> Iterator[Family]:
+        layers: dict[tuple[str, ...], float] = {}
+        waste: dict[tuple[str, ...], float] = {}
+        counts: dict[tuple[str, ...], float] = {}
+        if units is not None:
+            full, last = (*self._labels, "full"), (*self._labels, "last")
+            layers = {full: units.layers_per_group, last: units.last_group_layers}
+            waste = {full: units.unit_waste_bytes, last: units.last_unit_waste_bytes}
+            given_up = units.units - units.committed
+            counts = {(*self._labels, "committed"): units.committed, (*self._labels, "given_up"): given_up}
+        yield gauge(metrics.KV_GROUP_LAYERS, layers)
+        yield gauge(metrics.KV_UNIT_WASTE, waste)
+        yield gauge(metrics.KV_UNITS, counts)
 
     def _moves(self, moves: WorkerMoves) -> Iterator[Family]:
         counters, name = moves.counters, self._core.owner.instance_id

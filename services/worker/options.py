@@ -9,6 +9,7 @@ class WorkerOptions(BaseModel):
     """Timing and bounds of a worker."""
 
     report_interval_s: float = Field(0.1, gt=0, description="how often it reports its load")
+    memory_interval_s: float = Field(15.0, gt=0, description="how often it looks at its KV memory, for metrics")
     lease_ttl_s: float = Field(5.0, gt=0, description="how long a new request runs before its frontend's first lease")
     resend_s: float = Field(
         1.0, gt=0, description="how long a finish waits for its acknowledgement before it is sent again"

@@ -215,11 +215,16 @@ def test_drains_of_nobody() -> None:
 def test_an_instance_is_asked_for_another_capacity_through_a_frontend() -> None:
     async def scenario(mesh: SimulatedMesh) -> None:
         ask = operators(mesh)
-        assert ask.memory("worker-0").owner == mesh.workers["worker-0"].core.owner
+        told = await ask.memory("worker-0")
+        assert told.owner == mesh.workers["worker-0"].core.owner
+        assert told.used + told.cached + told.free + told.reserved == told.capacity > 0
+        assert (told.units, told.resident_bytes) == (None, None)
         with pytest.raises(Unsupported, match="fixed size"):
             await ask.resize_memory("worker-0", MemoryBody(capacity=64))
         for name in ("worker-9", "no.such*name"):
             with pytest.raises(NotFound, match="there is no instance"):
                 await ask.resize_memory(name, MemoryBody(capacity=64))
+            with pytest.raises(NotFound, match="there is no instance"):
+                await ask.memory(name)
 
     play(scenario)

@@ -106,6 +106,14 @@ class Mover:
     def moved(self) -> int:
         return self.outcomes["moved"]
 
+    def has_moved(self, count: int) -> Callable[[], Awaitable[bool]]:
+        """Whether so many moves have come about: for `until`."""
+
+        async def has() -> bool:
+            return self.moved >= count
+
+        return has
+
     async def run(self, interval_s: float) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()

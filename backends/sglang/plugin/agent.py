@@ -65,6 +65,7 @@ class RankAgent:
             wire.CheckIntegrity: self._check_integrity,
             wire.FlushCache: self._flush_cache,
             wire.ResizeKv: self._resize,
+            wire.AskMemory: self._tell_memory,
             wire.Commit: self._commit,
             wire_moves.BeginMove: self.moves_out.begin,
             wire_moves.SendDelta: self.moves_out.send,
@@ -185,7 +186,13 @@ class RankAgent:
 
     def _resize(self, command: wire.ResizeKv) -> None:
         self._queue_changed = True
-        self._context.outbox.send(self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration))
+        answer = self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration)
+        self._report()
+        self._context.outbox.send(answer)
+
+    def _tell_memory(self, command: wire.AskMemory) -> None:
+        self._report()
+        self._context.outbox.send(self._scheduler.kv_capacity.tell(command, self._context.rank, self.iteration))
 
     def _flush_cache(self, command: wire.FlushCache) -> None:
         self._flush_wanted = True

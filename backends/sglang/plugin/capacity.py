@@ -70,8 +70,20 @@ class KvCapacity:
             preempted=preempted,
             released_bytes=released,
             resident_bytes=pool.resident_bytes() if hasattr(pool, "resident_bytes") else 0,
+            units=pool.units() if hasattr(pool, "units") else None,
             reason=reason or self._why_not(wanted),
             duration_ns=time.monotonic_ns() - start_ns,
+        )
+
+    def tell(self, command: wire.AskMemory, rank: int, iteration: int) -> wire.KvMemory:
+        """What holds KV now."""
+        pool = self._allocator.get_kvcache()
+        return wire.KvMemory(
+            rank=rank,
+            nonce=command.nonce,
+            iteration=iteration,
+            resident_bytes=pool.resident_bytes() if hasattr(pool, "resident_bytes") else 0,
+            units=pool.units() if hasattr(pool, "units") else None,
         )
 
     def _whole_pages(self, tokens: int) -> int:

@@ -16,11 +16,13 @@ import torch
 from numpy.typing import ArrayLike
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+from meshift.backends.sglang import wire
 from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
 from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.cpu.slots import store_tokens
 from meshift.kernels.places import KvPlace
 from meshift.kv_memory.arena import CpuArena
+from meshift.kv_memory.arena.cpu import resident_bytes
 from meshift.kv_memory.dirty_map import DirtyMap
 from meshift.kv_memory.stacking import OS_PAGE_BYTES, Stacking, default_unit_bytes
 
@@ -69,8 +71,13 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
         """These may be written again. Raises ArenaExhausted; nothing has changed then."""
 
     def resident_bytes(self) -> int:
-        """What the system keeps in memory for K and V (here: what the tensors could hold)."""
-        return sum(tensor.nbytes for tensor in (*self.k_buffer, *self.v_buffer))
+        """What the system keeps in memory for K and V."""
+        tensors = (*self.k_buffer, *self.v_buffer)
+        return sum(resident_bytes(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+
+    def units(self) -> wire.KvUnits | None:
+        """Those of stacked layers; None: one slab a layer, shared out token by token."""
+        return None
 
     def _place_of(self, layer_idx: int) -> KvPlace | None:
         key, value = self.k_buffer[layer_idx], self.v_buffer[layer_idx]
@@ -126,6 +133,21 @@ class ArenaKvPool(MeshKvPool):
 
     def resident_bytes(self) -> int:
         return sum(arena.resident_bytes() for arena in self.arenas.values())
+
+    def units(self) -> wire.KvUnits:
+        stacking, last = self.stacking, self.stacking.groups - 1
+        return wire.KvUnits(
+            layers_per_group=stacking.layers_per_group,
+            groups=len(self.arenas),
+            last_group_layers=len(stacking.layers_of(last)),
+            page_tokens=stacking.page_tokens,
+            unit_bytes=stacking.unit_bytes,
+            unit_waste_bytes=stacking.full_waste_bytes,
+            last_unit_waste_bytes=stacking.waste_bytes(last),
+            units=sum(arena.units for arena in self.arenas.values()),
+            committed=sum(arena.committed for arena in self.arenas.values()),
+            waste_bytes=sum(arena.committed * stacking.waste_bytes(group) for group, arena in self.arenas.items()),
+        )
 
     def _groups(self) -> range:
         k = self.stacking.layers_per_group

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
 from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, RequestList
-from meshift.schemas.instances import DrainReply, LoadReport
+from meshift.schemas.instances import DrainReply
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveReport
 from meshift.services.frontend.api import Operators
@@ -58,7 +58,7 @@ def _add_views(app: FastAPI, operators: Operators) -> None:
         """Moves out of each live instance: those under way, and the newest that have ended."""
         return await operators.moves()
 
-    @app.get("/admin/instances/{instance_id}/memory", responses=openapi.error_responses("404"))
-    async def memory(instance_id: str) -> LoadReport:
-        """An instance's newest report: its KV memory, in tokens."""
-        return operators.memory(instance_id)
+    @app.get("/admin/instances/{instance_id}/memory", responses=openapi.error_responses("404", "503", "504"))
+    async def memory(instance_id: str) -> MemoryReply:
+        """An instance's KV memory, in tokens, pages, units and bytes."""
+        return await operators.memory(instance_id)

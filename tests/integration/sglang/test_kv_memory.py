@@ -107,6 +107,29 @@ async def test_units_go_back_to_the_system(stacked: Rig) -> None:
     assert half.resident_bytes <= (GROWN // 2 + 16) * TOKEN_BYTES
 
 
+async def test_what_there_is_is_told(stacked: Rig) -> None:
+    assert isinstance(stacked.engine, ResizableEngine)
+    for capacity in (GROWN, START):
+        done = await resize(stacked, capacity)
+        now = await stacked.engine.kv_memory()
+        units = now.units
+        assert units is not None
+        assert units == done.units
+        assert (units.layers_per_group, units.groups, units.last_group_layers, units.page_tokens) == (4, 2, 4, 16)
+        assert units.unit_bytes == 16 * TOKEN_BYTES // 2
+        assert (units.committed, units.units) == (2 * (capacity // 16 + 1), 2 * (GROWN // 16 + 1))
+        assert (units.unit_waste_bytes, units.waste_bytes) == (0, 0)
+        assert 0 < now.resident_bytes <= units.committed_bytes == units.committed * units.unit_bytes
+        assert now.request_tokens_max == done.request_tokens_max
+
+
+async def test_without_units_it_is_one_slab(base: Rig) -> None:
+    assert isinstance(base.engine, ResizableEngine)
+    now = await base.engine.kv_memory()
+    assert now.units is None
+    assert 0 < now.resident_bytes <= (base.info.capacity + 1) * TOKEN_BYTES
+
+
 async def test_prefixes_go_first_then_only_what_may(stacked: Rig) -> None:
     await generate(stacked, stacked.prompt(500), max_new_tokens=2)
     prompts = [stacked.prompt(150) for _ in range(4)]

@@ -106,6 +106,21 @@ def test_pages_of_an_arena(pool: Any) -> None:
         assert not torch.equal(pool.get_key_buffer(one)[0], pool.get_key_buffer(other)[0])
 
 
+def test_units_are_counted_exactly(pool: Any) -> None:
+    if not hasattr(pool, "arenas"):
+        assert pool.units() is None
+        assert 0 <= pool.resident_bytes() <= 2 * LAYERS * (SLOTS + PAGE) * TOKEN_BYTES // 2
+        pytest.skip("one slab")
+    pages, unit_bytes = SLOTS // PAGE + 1, 4 * PAGE * TOKEN_BYTES
+    units = pool.units()
+    assert (units.layers_per_group, units.groups, units.last_group_layers, units.page_tokens) == (4, 2, 2, PAGE)
+    assert (units.unit_bytes, units.unit_waste_bytes) == (unit_bytes, 0)
+    assert units.last_unit_waste_bytes == unit_bytes // 2
+    assert (units.units, units.committed, units.waste_bytes) == (2 * pages, 2 * pages, pages * unit_bytes // 2)
+    pool.give_up_pages([3, 4])
+    assert (pool.units().committed, pool.units().waste_bytes) == (2 * pages - 4, (pages - 2) * unit_bytes // 2)
+
+
 def test_taking_back_is_all_or_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(pool, "arenas"):
         pytest.skip("of an arena only")

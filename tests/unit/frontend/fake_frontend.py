@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import JsonValue
+
 from meshift.schemas.admin import (
     DrainBody,
     InstanceList,
@@ -15,11 +17,22 @@ from meshift.schemas.admin import (
 )
 from meshift.schemas.errors import MeshError, NotFound
 from meshift.schemas.identity import Owner
-from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo
-from meshift.schemas.memory import MemoryBody, MemoryReply
+from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo, PolicyStamp
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryUnits
 from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveReport, MovesReply
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
+from meshift.schemas.steering import (
+    Changes,
+    Decision,
+    DecisionAlternative,
+    DecisionsReply,
+    DecisionsRequest,
+    DecisionSubject,
+    PolicyReply,
+    RequestExplanation,
+)
 from meshift.services.frontend.api import Chunk, GenerateRequest
+from meshift.services.scheduler.policy.settings import PolicySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,63 @@ def load_report(model: ModelInfo, instance_id: str = "worker-1") -> LoadReport:
     )
 
 
+DECISION = Decision(
+    sequence=3,
+    age_s=1.5,
+    subject=DecisionSubject.DISPATCH,
+    model="tiny",
+    request_id="chatcmpl-1",
+    attempt=1,
+    decision="worker-1#1",
+    why="freest",
+    inputs={"demand": 5},
+    alternatives=(
+        DecisionAlternative(name="worker-1#1", figures={"freeness": 7.0}, rejected=""),
+        DecisionAlternative(name="worker-2#1", figures={"freeness": None}, rejected="it drains"),
+    ),
+)
+
+
+@dataclass
+class FakeSteering:
+    """A scheduler with settings and one decision."""
+
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    changes: dict[str, JsonValue] = field(default_factory=dict)
+    asked: list[DecisionsRequest] = field(default_factory=list)
+    error: MeshError | None = None
+
+    async def policy(self) -> PolicyReply:
+        if self.error is not None:
+            raise self.error
+        return PolicyReply(
+            scheduler_id="scheduler",
+            incarnation=4,
+            stamp=PolicyStamp(4, self.settings.version),
+            settings=self.settings.model_dump(mode="json"),
+            changes=self.changes,
+        )
+
+    async def change_policy(self, changes: Changes) -> PolicyReply:
+        if changes:
+            self.settings = self.settings.replaced(changes)
+            self.changes = dict(changes)
+        return await self.policy()
+
+    async def decisions(self, request: DecisionsRequest) -> DecisionsReply:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(request)
+        return DecisionsReply(
+            scheduler_id="scheduler", incarnation=4, decisions=(DECISION,), decided=3, remembered=1, current=(DECISION,)
+        )
+
+    async def explain(self, request_id: str) -> RequestExplanation:
+        if request_id != DECISION.request_id:
+            raise NotFound(f"nothing is known of request {request_id!r}, or no more", param="request_id")
+        return RequestExplanation(request_id=request_id, owner="worker-1#1", dispatches=(DECISION,))
+
+
 def move_report(**changes: object) -> MoveReport:
     """Of a move that came about."""
     fields: dict[str, object] = {
@@ -201,26 +271,39 @@ class FakeOperators:
         self.drained.append((instance_id, body))
         return DrainReply(owner=Owner(instance_id=instance_id, incarnation=1), requests_left=3)
 
-    def memory(self, instance_id: str) -> LoadReport:
-        for status in self.known:
-            if status.load.owner.instance_id == instance_id:
-                return status.load
-        raise NotFound("no such instance", param="instance_id")
+    async def memory(self, instance_id: str) -> MemoryReply:
+        if not any(status.load.owner.instance_id == instance_id for status in self.known):
+            raise NotFound("no such instance", param="instance_id")
+        return memory_reply(instance_id, 1024)
 
     async def resize_memory(self, instance_id: str, body: MemoryBody) -> MemoryReply:
         if self.error is not None:
             raise self.error
         self.resized.append((instance_id, body))
-        return MemoryReply(
-            owner=Owner(instance_id=instance_id, incarnation=1),
-            capacity=body.capacity,
-            request_tokens_max=body.capacity - 4,
-            evicted=32,
-            preempted=1,
-            released_bytes=3 << 20,
-            resident_bytes=5 << 20,
-            reason="requests hold the rest",
-        )
+        reply = memory_reply(instance_id, body.capacity)
+        done = {"evicted": 32, "preempted": 1, "released_bytes": 3 << 20, "reason": "requests hold the rest"}
+        return reply.model_copy(update=done)
+
+
+def memory_reply(instance_id: str, capacity: int) -> MemoryReply:
+    """Of 30 layers in eight groups of four; nothing used."""
+    units = MemoryUnits(
+        layers_per_group=4, groups=8, last_group_layers=2, page_tokens=16, unit_bytes=98304, unit_waste_bytes=0,
+        last_unit_waste_bytes=49152, units=1032, committed=520, committed_bytes=520 * 98304, waste_bytes=65 * 49152,
+    )  # fmt: skip
+    return MemoryReply(
+        owner=Owner(instance_id=instance_id, incarnation=1),
+        capacity=capacity,
+        used=0,
+        cached=0,
+        free=capacity,
+        reserved=0,
+        pages=capacity // 16,
+        page_tokens=16,
+        request_tokens_max=capacity - 4,
+        resident_bytes=5 << 20,
+        units=units,
+    )
 
 
 @dataclass
@@ -233,6 +316,11 @@ class FakeFrontend:
     has_scheduler: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
+    still_open: list[OpenRequest] = field(default_factory=list)
+    drained: list[tuple[str, float]] = field(default_factory=list)
+    resized: list[tuple[str, MemoryBody]] = field(default_factory=list)
+    drain_error: MeshError | None = None
+    steering: FakeSteering = field(default_factory=FakeSteering)
     operators: FakeOperators = field(default_factory=FakeOperators)
     abandoned: int = 0
     """Calls of `generate` that were cancelled."""

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from meshift.kv_memory.arena import Arena, ArenaExhausted, CpuArena  # noqa: E402
 from meshift.kv_memory.arena.base import runs  # noqa: E402
+from meshift.kv_memory.arena.cpu import resident_bytes  # noqa: E402
 from meshift.kv_memory.arena.cuda import CudaArena, CudaDriverError, CudaVirtualMemory  # noqa: E402
 
 UNITS, UNIT_BYTES = 12, 2 * mmap.PAGESIZE
@@ -248,6 +249,18 @@ def test_no_addresses_on_a_gpu() -> None:
     with pytest.raises(ValueError, match="multiple"):
         CudaArena(CudaVirtualMemory(3, FakeDriver()), UNITS, UNIT_BYTES + 1)
     assert "cuMemCreate: 2" in str(CudaDriverError("cuMemCreate", "2"))
+
+
+def test_resident_bytes_of_a_part() -> None:
+    page = mmap.PAGESIZE
+    with mmap.mmap(-1, 8 * page) as area:
+        base = np.frombuffer(area, np.uint8).ctypes.data
+        assert resident_bytes(base, 8 * page) == 0
+        area[3 * page] = 1
+        assert resident_bytes(base, 8 * page) == page
+        assert resident_bytes(base + 3 * page + 100, 50) == 50
+        assert resident_bytes(base + 2 * page + 100, page) == 100
+        assert resident_bytes(base, 3 * page) == resident_bytes(base, 0) == 0
 
 
 def test_runs() -> None:

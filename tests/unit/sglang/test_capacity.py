@@ -253,3 +253,8 @@ def test_random_sequences() -> None:
             assert running - len(scheduler.running_batch.reqs) == answer.preempted
             assert min(before, wanted) // PAGE * PAGE <= answer.capacity <= max(before, wanted, PAGE)
             assert bool(answer.reason) == (answer.capacity != max(wanted // PAGE, 1) * PAGE)
+
+
+def test_what_holds_kv(capacity: KvCapacity) -> None:
+    told = capacity.tell(wire.AskMemory(nonce=5), rank=2, iteration=9)
+    assert told == wire.KvMemory(rank=2, nonce=5, iteration=9, resident_bytes=7, units=None)

@@ -1,18 +1,23 @@
 """The worker's endpoint for KV memory: what the engine says, and what it says when it can't."""
 
+import asyncio
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from meshift.backends.base import KvResized, ResizableEngine
+from meshift.backends.base import KvMemoryNow, KvResized, KvUnits, ResizableEngine
 from meshift.backends.sim.engine import SimEngine
 from meshift.schemas.errors import PeerTimeout, Unavailable, Unsupported
 from meshift.schemas.identity import Owner
 from meshift.schemas.memory import MemoryBody, MemoryRequest
 from meshift.services.worker.memory import KvMemory
+from tests.contract.engine_kit import CollectingListener
 
 OWNER = Owner(instance_id="w", incarnation=1)
-DONE = KvResized(64, 60, 1, 2, 3, 4, "requests hold the rest", 5)
+UNITS = KvUnits(4, 8, 2, 16, 98_304, 0, 49_152, 1032, 520, 520 * 98_304, 65 * 49_152)
+DONE = KvResized(64, 60, 1, 2, 3, 4, "requests hold the rest", 5, UNITS)
+NOW = KvMemoryNow(61, 9, UNITS)
 
 
 class Resizing(SimEngine):
@@ -20,6 +25,14 @@ class Resizing(SimEngine):
 
     outcome: Any = DONE
     asked: Any = None
+
+    asks = 0
+
+    async def kv_memory(self) -> KvMemoryNow:
+        self.asks += 1
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return NOW
 
     async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
         self.asked = (capacity, preempt)
@@ -29,18 +42,65 @@ class Resizing(SimEngine):
         return result
 
 
+class Failing(Resizing):
+    """One that can't be asked."""
+
+    def __init__(self, outcome: Exception) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 def request(capacity: int = 64, preempt: bool = False) -> MemoryRequest:
     return MemoryRequest(resize=MemoryBody(capacity=capacity, preempt=preempt))
+
+
+async def memory_of(engine: SimEngine) -> KvMemory:
+    return KvMemory(OWNER, engine, await engine.start(CollectingListener()), 15.0)
 
 
 async def test_what_was_done() -> None:
     engine = Resizing()
     assert isinstance(engine, ResizableEngine)
-    reply = await KvMemory(OWNER, engine).resize(request(80, preempt=True))
+    memory = await memory_of(engine)
+    reply = await memory.answer(request(80, preempt=True))
     assert engine.asked == (80, True)
-    assert (reply.owner, reply.capacity, reply.request_tokens_max, reply.evicted) == (OWNER, 64, 60, 1)
+    assert (reply.owner, reply.request_tokens_max, reply.evicted) == (OWNER, 60, 1)
     assert (reply.preempted, reply.released_bytes, reply.resident_bytes) == (2, 3, 4)
     assert reply.reason == "requests hold the rest"
+    assert reply.units is not None
+    assert reply.units.model_dump() == asdict(UNITS)
+    assert memory.newest == reply
+
+
+async def test_what_there_is() -> None:
+    engine = Resizing()
+    reply = await (await memory_of(engine)).answer(MemoryRequest())
+    load = engine.load()
+    assert engine.asked is None
+    assert (reply.capacity, reply.free, reply.pages) == (load.capacity, load.free, load.capacity // reply.page_tokens)
+    assert (reply.request_tokens_max, reply.resident_bytes) == (61, 9)
+    assert (reply.evicted, reply.released_bytes, reply.reason) == (0, 0, "")
+    assert reply.units is not None
+    assert reply.units.waste_bytes == 65 * 49_152
+
+
+async def test_it_is_asked_every_interval_once_at_a_time() -> None:
+    engine = Resizing()
+    memory = await memory_of(engine)
+    memory.tick(100.0)
+    memory.tick(200.0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (engine.asks, memory.newest is not None) == (1, True)
+    memory.tick(114.9)
+    await asyncio.sleep(0)
+    assert engine.asks == 1
+    engine.outcome = ConnectionError("gone")
+    memory.tick(115.0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert engine.asks == 2
+    memory.stop()
 
 
 @pytest.mark.parametrize(
@@ -52,9 +112,16 @@ async def test_trouble(outcome: Exception, error: type[Exception]) -> None:
     engine = Resizing()
     engine.outcome = outcome
     with pytest.raises(error):
-        await KvMemory(OWNER, engine).resize(request())
+        await (await memory_of(engine)).answer(request())
+    with pytest.raises(error):
+        await (await memory_of(Failing(outcome))).answer(MemoryRequest())
 
 
 async def test_an_engine_of_fixed_size() -> None:
     with pytest.raises(Unsupported, match="fixed size"):
-        await KvMemory(OWNER, SimEngine()).resize(request())
+        await (await memory_of(SimEngine())).answer(request())
+    told = await (await memory_of(SimEngine())).answer(MemoryRequest())
+    assert (told.units, told.resident_bytes) == (None, None)
+    fixed = await memory_of(SimEngine())
+    fixed.tick(0.0)
+    assert fixed._asking is None

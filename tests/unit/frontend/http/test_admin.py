@@ -8,11 +8,10 @@ import pytest
 from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, OpenRequest, RequestList
 from meshift.schemas.errors import MoveDeclined, NotFound, Overloaded, PeerTimeout, Unsupported
 from meshift.schemas.identity import FrontendRef, Owner
-from meshift.schemas.instances import LoadReport
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveMode, MoveReport, MovesReply
 from meshift.schemas.requests import Priority
-from tests.unit.frontend.fake_frontend import move_report
+from tests.unit.frontend.fake_frontend import memory_reply, move_report
 from tests.unit.frontend.http.harness import Shell, error_of
 
 OPEN = OpenRequest(
@@ -149,9 +148,9 @@ async def resize(shell: Shell, body: Any, instance_id: str = "worker-1") -> http
 
 
 async def test_memory(shell: Shell) -> None:
-    report = shell.frontend.operators.known[0].load
-    response = await shell.get(f"/admin/instances/{report.owner.instance_id}/memory")
-    assert LoadReport.model_validate(response.json()) == report
+    name = shell.frontend.operators.known[0].load.owner.instance_id
+    response = await shell.get(f"/admin/instances/{name}/memory")
+    assert MemoryReply.model_validate(response.json()) == memory_reply(name, 1024)
     assert error_of(await shell.get("/admin/instances/nobody/memory"))["param"] == "instance_id"
 
 
