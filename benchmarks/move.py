@@ -1,8 +1,8 @@
 """Moving a running request between two workers: how long it stands still, what its client sees, what others pay.
 
-One request at a time is bounced to and fro, in every mode and at several lengths of context, over a link of the same
-rate for all. The workers keep no prefix cache, so that a request that comes back finds nothing of its own and every
-move carries all of its KV. See `docs/benchmarks.md`.
+One request at a time is bounced to and fro, in all modes by turns, at several lengths of context, over a link of the
+same rate for all. The workers keep no prefix cache, so that a request that comes back finds nothing of its own and
+every move carries all of its KV. See `docs/benchmarks.md`.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from meshift.benchmarks import move_co_located
 from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s
 from meshift.benchmarks.mesh_process import running_mesh
 from meshift.benchmarks.move_figures import (
+    MOVED,
     STEPS_AFTER,
     UNDISTURBED,
     Sample,
@@ -49,10 +50,11 @@ SETTLE_TOKENS = STEPS_AFTER + 2
 GROWTH = 0.1
 """How much longer than at its first move a context may become by the last one, short ones excepted."""
 OUTPUT_TOKENS_MIN = 48
-QUICK_OUTPUT_TOKENS_MAX = 160
-QUICK_REPEATS, QUICK_PAIRS = 3, 8
+QUICK_OUTPUT_TOKENS_MAX = 220
+QUICK_REPEATS, QUICK_PAIRS = 3, 5
+RECOMPUTE_EVERY = 3
 REQUESTS_MAX = 64
-"""Of one mode at one context."""
+"""At one context."""
 
 SENTENCES = (
     "The old keeper climbed the stairs of the lighthouse and wrote down the weather.",
@@ -71,9 +73,11 @@ class MoveSettings(BenchmarkSettings):
 
     model: str = Field("smollm2", description="a prepared model's name, or a folder")
     contexts: tuple[int, ...] = Field((256, 1024, 4096), description="tokens of context at the move")
-    repeats: int = Field(12, ge=1, description="moves of each mode at each context (--quick: 3)")
-    pairs: int = Field(24, ge=2, description="windows with a move, and without, beside other requests (--quick: 8)")
-    link_gbps: float = Field(1.0, gt=0, description="rate of the link between the workers, in 10^9 bits a second")
+    repeats: int = Field(
+        12, ge=1, description="moves at each context, live and blocking (--quick: 3); a third as many recomputing"
+    )
+    pairs: int = Field(24, ge=2, description="windows with a move, and without, beside other requests (--quick: 5)")
+    link_gbps: float = Field(0.5, gt=0, description="rate of the link between the workers, in 10^9 bits a second")
     threads: int | None = Field(None, ge=1, description="of each worker; without it, half of the cores")
     from_raw: Path | None = Field(None, description="measure nothing: compute the figures of these raw samples again")
 
@@ -90,7 +94,7 @@ class Run:
 
     @property
     def repeats(self) -> int:
-        """Moves of each mode at each context."""
+        """Moves at each context, live and blocking."""
         return QUICK_REPEATS if self.settings.quick else self.settings.repeats
 
     def prompt(self, context: int) -> list[int]:
@@ -107,7 +111,7 @@ class Run:
         copying = 0.0
         if mode is MoveMode.LIVE:
             copying = 8e-6 * context * self.token_bytes / self.settings.link_gbps / step_ms
-        return math.ceil(1.5 * copying) + 2 * SETTLE_TOKENS
+        return math.ceil(1.2 * copying) + 2 * SETTLE_TOKENS
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -204,35 +208,39 @@ async def _warm_up(run: Run) -> None:
 
 async def _measure_context(run: Run, context: int) -> None:
     print(f"{context} tokens: undisturbed...", flush=True)
-    undisturbed = await _stream(run, context, UNDISTURBED, None, 0.0, run.repeats)
+    undisturbed = await _stream(run, context, UNDISTURBED, [], 0.0)
     step_ms = decode_step_ms([undisturbed])
-    for mode in MoveMode:
-        done = 0
-        for number in range(REQUESTS_MAX):
-            if done >= run.repeats:
-                break
-            before = len(run.samples)
-            await _stream(run, context, f"{mode.value}-{number}", mode, step_ms, run.repeats - done)
-            done += sum(sample["measure"] == "move" for sample in run.samples[before:])
-        print(f"{context} tokens: {done} moves, {mode.value}", flush=True)
+    left = schedule(run.repeats)
+    for number in range(REQUESTS_MAX):
+        if left:
+            await _stream(run, context, f"{MOVED}-{number}", left, step_ms)
+            print(f"{context} tokens: {len(left)} moves left", flush=True)
 
 
-async def _stream(run: Run, context: int, name: str, mode: MoveMode | None, step_ms: float, moves_max: int) -> Sample:
-    """One request to its end, moved as often as its output allows; its sample, which is among the run's now."""
+def schedule(repeats: int) -> list[MoveMode]:
+    """The modes take turns. Recomputing, which varies little and takes a prefill each time, is done less often."""
+    modes: list[MoveMode] = []
+    for number in range(repeats):
+        modes += [MoveMode.LIVE, MoveMode.BLOCKING]
+        modes += [MoveMode.RECOMPUTE] if number % RECOMPUTE_EVERY == 0 else []
+    return modes
+
+
+async def _stream(run: Run, context: int, name: str, left: list[MoveMode], step_ms: float) -> Sample:
+    """One request to its end, moved as often as its output allows: those moves are taken from `left`. Its sample, which
+    is among the run's now."""
     total = run.output_tokens(context)
     stream = run.mesh.open(f"{name}-{context}", run.prompt(context), total)
     await run.mesh.until_tokens(stream, FIRST_TOKENS)
-    if mode is not None:
-        room = run.tokens_of_move(context, mode, step_ms)
-        for moved in range(moves_max):
-            # Always one, or a request that has no room for it would be tried for ever.
-            if moved and len(stream.output) + room > total:
-                break
-            run.samples.append(await _move(run, stream, mode, context))
-            await run.mesh.until_tokens(stream, min(total, len(stream.output) + SETTLE_TOKENS))
+    # Always one, or a request that has no room for it would be tried for ever.
+    first = True
+    while left and (first or len(stream.output) + run.tokens_of_move(context, left[0], step_ms) <= total):
+        first = False
+        run.samples.append(await _move(run, stream, left.pop(0), context))
+        await run.mesh.until_tokens(stream, min(total, len(stream.output) + SETTLE_TOKENS))
     await run.mesh.finish(stream)
     await run.mesh.until_tokens(stream, total)
-    sample = stream_sample(run.tokenizer, stream, UNDISTURBED if mode is None else mode.value, context)
+    sample = stream_sample(run.tokenizer, stream, UNDISTURBED if first else MOVED, context)
     run.samples.append(sample)
     return sample
 

@@ -18,7 +18,9 @@ from typing import Any
 
 Sample = dict[str, Any]
 
-UNDISTURBED = "undisturbed"
+UNDISTURBED, MOVED = "undisturbed", "moved"
+"""Modes of a stream; each of its moves has its own."""
+
 MODES = ("live", "blocking", "recompute")
 STEPS_AFTER = 8
 """Decode steps at the destination, after a move, that its token gap is compared with."""
@@ -148,7 +150,10 @@ def altered(samples: Sequence[Sample]) -> list[Sample]:
 
 def rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """One for each context and mode."""
-    figures, wrong = move_figures(samples), {(s["mode"], s["tokens"]) for s in altered(samples)}
+    # Any of its moves may have altered a stream: each counts as not identical.
+    names = {stream["name"] for stream in altered(samples)}
+    wrong = {(move["mode"], move["tokens"]) for move in of_measure(samples, "move") if move["stream"] in names}
+    figures = move_figures(samples)
     found = []
     for tokens in sorted({figure.tokens for figure in figures}):
         for mode in MODES:

@@ -23,7 +23,7 @@ from meshift.schemas.requests import TokenBatch
 from meshift.services.bus.base import Bus
 from meshift.services.frontend.http.middleware import REQUEST_ID_HEADER
 
-WAIT_DEADLINE_S = 120.0
+WAIT_DEADLINE_S = 300.0
 STATUS_TIMEOUT_S = 10.0
 ORDER_DEADLINE_S = 60.0
 ALL_TOKENS = f"{subjects.PREFIX}.frontend.*.tokens"

@@ -37,11 +37,20 @@ def tables(result: Result, samples: Sequence[Sample]) -> str:
         f"{circumstances['token_bytes']} bytes; {circumstances['threads']} thread(s) a worker",
         "",
         *_aligned([("steps beside a move", "median", "mean", "CPU"), *(side[:4] for side in sides)]),
+        _frozen_beside(samples),
         f"both: {result['co_located']['steps_ratio_paired']:.3f}, 95% in {result['co_located']['ci95']}",
         "",
         _quiet(circumstances),
     ]
     return "\n".join(lines)
+
+
+def _frozen_beside(samples: Sequence[Sample]) -> str:
+    """Where the destination steps others the request has to wait for the end of a step."""
+    moves = [window["figures"] for window in of_measure(samples, "window") if "figures" in window]
+    frozen_ms = [figures["frozen_ns"] / 1e6 for figures in moves]
+    median = f"{statistics.median(frozen_ms):.1f} ms" if frozen_ms else "unknown"
+    return f"freeze to runnable of the moves beside others: median {median}"
 
 
 def _row(row: dict[str, Any], figures: Iterable[MoveFigure]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -36,6 +36,7 @@ from meshift.schemas.errors import InternalError, PeerGone
 from meshift.schemas.instances import DrainReply
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveMode, MoveReport
+from meshift.schemas.steering import Changes, DecisionsReply, DecisionSubject, PolicyReply, RequestExplanation
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_MAX_S = 120.0
@@ -151,6 +152,27 @@ class MeshClient:
         """Change an instance's KV capacity while it serves; what was done."""
         path = f"/admin/instances/{quote(instance_id, safe='')}/memory"
         return await self._ask(MemoryReply, "POST", path, body.model_dump())
+
+    async def policy(self) -> PolicyReply:
+        """The scheduler's policy: all settings by section, and which of them operators changed."""
+        return await self._ask(PolicyReply, "GET", "/admin/policy")
+
+    async def change_policy(self, changes: Changes) -> PolicyReply:
+        """Change settings, by section, as in `{"migration": {"out_below": 5}}`; the policy that is then in force.
+        Raises `InvalidRequest` naming the field."""
+        return await self._ask(PolicyReply, "PATCH", "/admin/policy", dict(changes))
+
+    async def decisions(
+        self, *, subject: DecisionSubject | None = None, request_id: str | None = None, limit: int = 50
+    ) -> DecisionsReply:
+        """The scheduler's newest decisions, with what they were made from."""
+        query = {"subject": subject, "request_id": request_id, "limit": limit}
+        chosen = urlencode({name: value for name, value in query.items() if value is not None})
+        return await self._ask(DecisionsReply, "GET", f"/admin/decisions?{chosen}")
+
+    async def explain(self, request_id: str) -> RequestExplanation:
+        """Where a request was sent and moved, and why, as far as the mesh remembers."""
+        return await self._ask(RequestExplanation, "GET", f"/admin/explain/{quote(request_id, safe='')}")
 
     # ---- HTTP
 

@@ -1,7 +1,7 @@
 """Messages about instances: load, dispatch, life and death."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -84,6 +84,15 @@ class InstanceGone(Message):
     reason: str
 
 
+class PolicyStamp(NamedTuple):
+    """When operators last changed the policy; the greater is the newer. Zeros: never."""
+
+    incarnation: int = 0
+    """Of the scheduler that was told."""
+    version: int = 0
+    """Counts what it was told."""
+
+
 class SchedulerReport(Message):
     """Scheduler -> frontends: it lives."""
 
@@ -91,6 +100,8 @@ class SchedulerReport(Message):
     scheduler_id: str
     incarnation: int
     instances: int
+    policy: PolicyStamp = PolicyStamp()
+    """Of its policy: frontends that know a newer one give it."""
 
 
 class DispatchRequest(Message):

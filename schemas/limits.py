@@ -43,5 +43,11 @@ MOVES_LISTED_MAX = 256
 REQUESTS_LISTED_MAX = 10_000
 """Open requests that a frontend tells of at once."""
 
+DECISIONS_LISTED_MAX = 256
+"""Decisions that a scheduler tells of at once."""
+
+LAUNCHED_MAX = 256
+"""Instances that one launcher runs."""
+
 REASON_CHARS_MAX = 1_024
 """Of a reason in words."""

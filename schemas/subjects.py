@@ -19,6 +19,18 @@ SCHEDULER = f"{PREFIX}.scheduler.report"
 DISPATCH = f"{PREFIX}.scheduler.dispatch"
 """Endpoint: DispatchRequest -> DispatchReply."""
 
+POLICY = f"{PREFIX}.scheduler.policy"
+"""Endpoint: PolicyRequest -> PolicyReply."""
+
+POLICY_KEPT = f"{PREFIX}.scheduler.policy-kept"
+"""Published by frontends: KeptPolicy."""
+
+DECISIONS = f"{PREFIX}.scheduler.decisions"
+"""Endpoint: DecisionsRequest -> DecisionsReply."""
+
+LAUNCHER = f"{PREFIX}.launcher.report"
+"""LauncherReport of every launcher."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -107,6 +119,16 @@ def worker_cancel(instance_id: str) -> str:
 def worker_acknowledge(instance_id: str) -> str:
     """Published: Acknowledge."""
     return f"{PREFIX}.worker.{instance_id}.ack"
+
+
+def launcher_launch(launcher_id: str) -> str:
+    """Endpoint: LaunchRequest -> LaunchReply."""
+    return f"{PREFIX}.launcher.{launcher_id}.launch"
+
+
+def launcher_release(launcher_id: str) -> str:
+    """Endpoint: ReleaseRequest -> LaunchReply."""
+    return f"{PREFIX}.launcher.{launcher_id}.release"
 
 
 def frontend_fence(frontend_id: str) -> str:

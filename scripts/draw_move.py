@@ -131,7 +131,7 @@ def note_of(span: Span) -> str:
         parts.append(f"stopped for {1e3 * known.get('meshift.move.frozen', 0.0):.1f} ms")
     tokens, size = known.get("meshift.transfer.tokens"), known.get("meshift.transfer.bytes")
     if tokens and size:
-        parts.append(f"{tokens} tokens, {size / 1e6:.2f} MB")
+        parts.append(f"{tokens} token{'s' if tokens > 1 else ''}, {size / 1e6:.2f} MB")
     return "; ".join(parts)
 
 

@@ -182,6 +182,12 @@ DISPATCHES: Final = Metric(
     ("decision",),
 )
 DISPATCH_DURATION: Final = Metric(names.METRIC_DISPATCH_DURATION, _H, "Time to decide.", unit="seconds")
+SCALINGS: Final = Metric(
+    names.METRIC_SCALINGS, _C, "Instances to be started or drained, by action; `dry_...` was only said.", ("action",)
+)
+SCALING_FAILURES: Final = Metric(
+    names.METRIC_SCALING_FAILURES, _C, "Orders to start or drain one that were refused or not answered."
+)
 INSTANCES: Final = Metric(names.METRIC_INSTANCES, _G, "Live instances that the scheduler knows.")
 
 # ---- every service ----

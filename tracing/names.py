@@ -133,6 +133,9 @@ DISPATCH_CANDIDATES: Final = "meshift.dispatch.candidates"
 """Instances that could take it."""
 DISPATCH_DEMAND: Final = "meshift.dispatch.demand"
 """Tokens that its prefill needs."""
+DISPATCH_POLICY: Final = "meshift.dispatch.policy"
+DISPATCH_REJECTED: Final = "meshift.dispatch.rejected"
+"""What spoke against other instances, a few of them: `instance#incarnation: why`."""
 DISPATCH_BYPASS: Final = "meshift.dispatch.bypass"
 """True if the frontend chose by itself, without a scheduler."""
 
@@ -223,6 +226,9 @@ METRIC_RECONFIGURE_STOP: Final = "meshift.reconfigure.stop"
 
 METRIC_DISPATCHES: Final = "meshift.dispatches"
 METRIC_DISPATCH_DURATION: Final = "meshift.dispatch.duration"
+
+METRIC_SCALINGS: Final = "meshift.scalings"
+METRIC_SCALING_FAILURES: Final = "meshift.scaling.failures"
 
 METRIC_BUS_PUBLISHED: Final = "meshift.bus.published"
 METRIC_BUS_RECEIVED: Final = "meshift.bus.received"

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -23,9 +23,13 @@ from meshift.services.cli.model import SMALL_MODEL, resolve_model
 from meshift.services.cli.paths import state_folder
 from meshift.services.cli.settings import parse_settings
 from meshift.services.cli.state import ClusterState, only_mesh_here, process_start, write_state
-from meshift.services.launcher.base import ChildStatus, LauncherError
+from meshift.services.launcher.base import ChildStatus, LauncherError, LaunchSpec
 from meshift.services.launcher.mesh import LocalMesh, MeshPlan, keep_alive
 from meshift.services.launcher.nats_server import NatsServer
+from meshift.services.launcher.service import LauncherOptions, LauncherService
+from meshift.services.process import ServiceSettings, connect_bus, new_incarnation
+
+LAUNCHER_ID = "launcher"
 
 SERVING_POLL_S = 0.05
 SERVING_TIMEOUT_S = 30.0
@@ -51,18 +55,44 @@ class UpSettings(BaseModel):
     layers_per_group: int | None = Field(None, ge=1, description="see `meshift worker --help`")
     attention_backend: str | None = Field(None, description="see `meshift worker --help`")
     drain_deadline_s: float = Field(30.0, ge=0, description="at the end, time for running requests")
+    autoscale: bool = Field(False, description="start and drain instances by load; `meshift policy` has its settings")
+    workers_min: int = Field(1, ge=1, le=64, description="with --autoscale, never fewer")
+    workers_max: int = Field(4, ge=1, le=64, description="with --autoscale, never more, starting ones included")
+    autoscale_dry_run: bool = Field(False, description="with --autoscale, only say what would be done")
     metrics: bool = Field(False, description="scheduler and workers show metrics too, at free ports that it names")
 
 
 def main(name: str, arguments: list[str]) -> int:
     """Run a mesh until Ctrl-C; returns the exit status."""
     settings = parse_settings(UpSettings, f"meshift {name}", arguments)
+    check_bounds(settings)
     folder = (settings.state_dir or state_folder()).absolute()
     with only_mesh_here(folder):
         without_keys = no_keys_needed(settings.host)
         port = free_port(settings.host, settings.port)
         model = resolve_model(settings.model)
         return asyncio.run(Up(settings, folder, model, port, without_keys).run())
+
+
+def check_bounds(settings: UpSettings) -> None:
+    """Raises `CommandError` for numbers of workers that contradict each other."""
+    if settings.autoscale and not settings.workers_min <= settings.workers <= settings.workers_max:
+        raise CommandError(
+            f"--workers {settings.workers} is not between --workers-min {settings.workers_min}"
+            f" and --workers-max {settings.workers_max}"
+        )
+
+
+def scaling_settings(settings: UpSettings) -> dict[str, bool | int]:
+    """What the scheduler is started with; nothing of it without --autoscale, so that its environment counts."""
+    if not settings.autoscale:
+        return {}
+    return {
+        "scheduling.scaling.enabled": True,
+        "scheduling.scaling.dry_run": settings.autoscale_dry_run,
+        "scheduling.scaling.instances_min": settings.workers_min,
+        "scheduling.scaling.instances_max": settings.workers_max,
+    }
 
 
 KEY_VARIABLES = ("MESHIFT_API_KEYS", "MESHIFT_API_KEYS_FILE", "MESHIFT_INSECURE_NO_KEYS")
@@ -119,6 +149,7 @@ class Up:
         self._started_s = time.monotonic()
         self._server = NatsServer(self._log_dir) if settings.nats is None else None
         self._mesh: LocalMesh | None = None
+        self._launching: LauncherService | None = None
 
     async def run(self) -> int:
         """Until a signal, or until the mesh can't serve any more. Leaves no process."""
@@ -154,9 +185,35 @@ class Up:
         self._mesh = mesh = LocalMesh(plan, self._say, write)
         self._say(f"starting {', '.join(plan.specs())}; their logs are in {self._log_dir}")
         await mesh.start()
+        await self._serve_launches(plan, mesh)
         await until_serving(plan.url)
         self._announce(plan)
         raise LauncherError(await mesh.until_over())
+
+    async def _serve_launches(self, plan: MeshPlan, mesh: LocalMesh) -> None:
+        """For the scheduler, should it be told to scale now or later."""
+        settings = self._settings
+        bus = connect_bus(ServiceSettings(nats=plan.nats_url), LAUNCHER_ID)
+        options = LauncherOptions(instances_max=settings.workers_max) if settings.autoscale else LauncherOptions()
+        self._launching = LauncherService(
+            LAUNCHER_ID,
+            new_incarnation(),
+            bus,
+            mesh.launcher,
+            self._spec_of(plan),
+            self._model.name,
+            options,
+            say=self._say,
+        )
+        await self._launching.start()
+
+    def _spec_of(self, plan: MeshPlan) -> Callable[[str], LaunchSpec]:
+        def spec(instance_id: str) -> LaunchSpec:
+            if self._settings.metrics and instance_id not in self._metrics_ports:
+                self._metrics_ports[instance_id] = free_port("127.0.0.1", 0)
+            return plan.worker_spec(instance_id)
+
+        return spec
 
     def _plan(self, nats_url: str) -> MeshPlan:
         settings = self._settings
@@ -182,6 +239,7 @@ class Up:
             log_dir=self._log_dir,
             drain_deadline_s=settings.drain_deadline_s,
             metrics_ports=self._metrics_ports,
+            scheduler_settings=scaling_settings(settings),
             insecure_no_keys=self._without_keys,
         )
 
@@ -220,6 +278,8 @@ class Up:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._launching is not None:
+            await self._launching.stop()
         if self._mesh is not None:
             await self._mesh.stop()
         if self._server is not None:

@@ -9,6 +9,7 @@ from meshift.schemas.instances import DrainReply, LoadReport, ModelInfo
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveReport
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
+from meshift.schemas.steering import Changes, DecisionsReply, DecisionsRequest, PolicyReply, RequestExplanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,22 @@ class TokenStream(Protocol):
         finish."""
 
 
+class Steering(Protocol):
+    """What operators ask of the scheduler. All raise Unavailable when none answers, PeerTimeout when not in time."""
+
+    async def policy(self) -> PolicyReply:
+        """The settings that are in force."""
+
+    async def change_policy(self, changes: Changes) -> PolicyReply:
+        """Change settings, by section, from the next decision on. Raises InvalidRequest naming the field."""
+
+    async def decisions(self, request: DecisionsRequest) -> DecisionsReply:
+        """The scheduler's newest decisions, with what they were made from."""
+
+    async def explain(self, request_id: str) -> RequestExplanation:
+        """Where a request was sent and moved, and why. Raises NotFound if nothing is known of it."""
+
+
 class Operators(Protocol):
     """What operators ask of the whole mesh, at whichever frontend."""
 
@@ -76,6 +93,10 @@ class Operators(Protocol):
 
 class Frontend(Protocol):
     """The core."""
+
+    @property
+    def steering(self) -> Steering:
+        """Policy and decisions."""
 
     def models(self) -> list[ModelInfo]:
         """Models of the live instances, by name."""

@@ -31,6 +31,7 @@ from meshift.services.frontend.dispatch import Dispatcher
 from meshift.services.frontend.handle import StreamHandle
 from meshift.services.frontend.operators import Operators
 from meshift.services.frontend.placement import Placement
+from meshift.services.frontend.steering import Steering
 from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
 from meshift.services.instances import InstanceView
 from meshift.services.periodic import Periodic
@@ -77,6 +78,7 @@ class FrontendCore:
         self._answers = Answers(bus, ref)
         self._asks = Asks(bus, self, self._view, options, self.counters)
         self._operators = Operators(bus, ref, self._view, self._streams, options)
+        self.steering = Steering(bus, self._view, self._streams, options.ask_timeout_s)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
         self._probed: set[Owner] = set()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -90,7 +92,7 @@ class FrontendCore:
         bus = self._bus
         bus.subscribe(subjects.LOAD, LoadReport, self._on_report)
         bus.subscribe(subjects.INSTANCE_GONE, InstanceGone, self._on_gone)
-        bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._dispatcher.on_scheduler)
+        bus.subscribe(subjects.SCHEDULER, SchedulerReport, self._on_scheduler)
         bus.subscribe(subjects.frontend_tokens(self.ref.frontend_id), TokenBatch, self._on_tokens)
         bus.serve("fence", subjects.frontend_fence(self.ref.frontend_id), Fence, self._on_fence)
         self._operators.serve()
@@ -251,6 +253,11 @@ class FrontendCore:
     def _on_gone(self, gone: InstanceGone) -> None:
         self._view.on_gone(gone.owner)
         self._owner_lost(gone.owner, gone.reason)
+
+    def _on_scheduler(self, report: SchedulerReport) -> None:
+        self._dispatcher.on_scheduler(report)
+        if self.steering.is_behind(report):
+            self.spawn(self.steering.catch_up())
 
     # ---- silence and loss
 

@@ -51,6 +51,7 @@ class MeshPlan:
     drain_deadline_s: float
     metrics_ports: Mapping[str, int] = field(default_factory=dict)
     """By instance id, for those that show their metrics. The frontend does at its REST port."""
+    scheduler_settings: Settings = field(default_factory=dict)
     insecure_no_keys: bool = False
     """The frontend serves everybody what has no keys."""
 
@@ -84,14 +85,20 @@ class MeshPlan:
         """All services by instance id, in the order of their launch."""
         bus: Settings = {"nats": self.nats_url}
         specs = {
-            SCHEDULER: LaunchSpec("scheduler", {**bus, **self._metrics(SCHEDULER)}),
+            SCHEDULER: LaunchSpec("scheduler", {**bus, **self.scheduler_settings, **self._metrics(SCHEDULER)}),
             FRONTEND: LaunchSpec("frontend", {**bus, **self._frontend_settings()}),
         }
-        for instance_id in self.worker_ids:
-            own: Settings = {"instance_id": instance_id, "drain_deadline_s": self.drain_deadline_s}
-            own = {**own, **self._metrics(instance_id)}
-            specs[instance_id] = LaunchSpec("worker", {**bus, **self.worker_settings, **own})
-        return specs
+        return specs | {instance_id: self.worker_spec(instance_id) for instance_id in self.worker_ids}
+
+    def worker_spec(self, instance_id: str) -> LaunchSpec:
+        """How to run an instance, one of the first or one that is launched later."""
+        own: Settings = {
+            "nats": self.nats_url,
+            "instance_id": instance_id,
+            "drain_deadline_s": self.drain_deadline_s,
+            **self._metrics(instance_id),
+        }
+        return LaunchSpec("worker", {**self.worker_settings, **own})
 
     def _metrics(self, instance_id: str) -> Settings:
         port = self.metrics_ports.get(instance_id)
@@ -113,6 +120,11 @@ class LocalMesh:
         self._on_change = on_change
         self._launcher = make_launcher(plan.log_dir, self._on_event)
         self._changed = asyncio.Event()
+
+    @property
+    def launcher(self) -> LocalLauncher:
+        """What runs the services; instances may be launched and stopped by it meanwhile."""
+        return self._launcher
 
     async def start(self) -> None:
         """Launch everything; returns when all of it is ready. Raises `LauncherError` as soon as one fails."""

@@ -18,19 +18,28 @@ from meshift.schemas.instances import (
     LoadReport,
     SchedulerReport,
 )
+from meshift.schemas.steering import DecisionSubject
 from meshift.services.bus.base import Bus, ServiceInfo
 from meshift.services.instances import InstanceView, KnownInstance
 from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
+from meshift.services.scheduler.decisions import DecisionLog
 from meshift.services.scheduler.holding import Holding
 from meshift.services.scheduler.migration import Migration
+from meshift.services.scheduler.operators import OperatorEndpoints
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
 from meshift.services.scheduler.policy.settings import PolicySettings
+from meshift.services.scheduler.scaling import Scaler
+from meshift.services.scheduler.steering import Steering
+from meshift.services.scheduler.traces import describe_decision
 from meshift.tracing import names
 from meshift.tracing.spans import NO_TRACER, Attributes, SpanKind, Tracer, child
+
+ASKED_AGAIN_S = 0.05
+"""A dispatch that has waited for longer was told to wait before: that is remembered once."""
 
 
 class SchedulerOptions(BaseModel):
@@ -38,6 +47,10 @@ class SchedulerOptions(BaseModel):
 
     report_interval_s: float = Field(0.5, gt=0, description="how often it says that it lives")
     instance_timeout_s: float = Field(2.0, gt=0, description="silence after which an instance is taken for lost")
+    scaling_interval_s: float = Field(1.0, gt=0, description="how often it looks whether instances are wanted or spare")
+    scaling_drain_s: float = Field(
+        600.0, ge=0, le=86_400, description="how long a spare instance may wait for requests that don't move away"
+    )
     scheduling: PolicySettings = Field(default_factory=PolicySettings, description="the policies' own settings")
 
 
@@ -56,23 +69,36 @@ class SchedulerCore:
         self._charges = Charges()
         self._rounds = PairingRounds()
         self._turn = 0
-        self.settings = options.scheduling
+        self.steering = Steering(incarnation, options.scheduling)
+        self.decisions = DecisionLog()
+        self._operators = OperatorEndpoints(
+            scheduler_id, incarnation, self.steering, self.decisions, self._on_new_policy
+        )
         self._holding = Holding(self._decide_and_charge)
-        self._migration = Migration(scheduler_id, incarnation, bus, self.counters)
+        self._migration = Migration(scheduler_id, incarnation, bus, self.counters, self.decisions)
+        self._scaler = Scaler(
+            scheduler_id, incarnation, bus, self.observations, self.counters, self.decisions, options.scaling_drain_s
+        )
         self._periodic = Periodic(options.report_interval_s, self._report)
+        self._looks = Periodic(options.scaling_interval_s, self._look)
 
     async def start(self) -> None:
         """Join the bus. Dispatches are answered as soon as instances have reported."""
         self._bus.subscribe(subjects.LOAD, LoadReport, self._on_report)
         self._bus.subscribe(subjects.INSTANCE_GONE, InstanceGone, self._on_gone)
         self._bus.serve("dispatch", subjects.DISPATCH, DispatchRequest, self._on_dispatch)
+        self._operators.serve(self._bus)
+        self._scaler.start()
         await self._bus.start(ServiceInfo("scheduler", self._id, "global scheduler: dispatches requests"))
         self._report()
         self._periodic.start()
+        self._looks.start()
 
     async def stop(self) -> None:
         """Leave the bus. Idempotent."""
         self._periodic.stop()
+        self._looks.stop()
+        self._scaler.stop()
         self._holding.release()
         await self._bus.close()
 
@@ -90,9 +116,19 @@ class SchedulerCore:
 
     def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
         """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
-        self.settings = self.settings.replaced(changes)
-        self._holding.pump()
+        self.steering.change(changes)
+        self._on_new_policy()
         return self.settings
+
+    @property
+    def settings(self) -> PolicySettings:
+        """The policy that is in force."""
+        return self.steering.settings
+
+    def _on_new_policy(self) -> None:
+        """Who waits may have a place under the new settings; frontends hear of them at once."""
+        self._holding.pump()
+        self._report()
 
     def plans(self) -> Mapping[str, PairingPlan]:
         """The newest migration plan of each model."""
@@ -145,6 +181,8 @@ class SchedulerCore:
             self.counters.decided(error.code, self._now_s() - begin_s)
             raise
         if decision.owner is None:
+            if request.waited_s < ASKED_AGAIN_S:
+                self._remember(request, decision)
             return self._hold(request, decision, begin_s)
         self._charge(request, decision)
         return self._answer(decision, begin_s)
@@ -175,6 +213,18 @@ class SchedulerCore:
         if decision.owner is not None:
             self._turn += 1
             self._charges.charge(decision.owner, request.demand)
+            self._remember(request, decision)
+
+    def _remember(self, request: DispatchRequest, decision: DispatchDecision) -> None:
+        self.decisions.add(
+            DecisionSubject.DISPATCH,
+            decision,
+            len(decision.instances),
+            self._now_s(),
+            request.model,
+            request.request_id,
+            request.attempt,
+        )
 
     def _decide_traced(self, request: DispatchRequest) -> DispatchDecision:
         attributes: Attributes = {
@@ -185,9 +235,7 @@ class SchedulerCore:
         }
         with child(self._tracer, names.DECIDE, attributes, kind=SpanKind.SERVER) as span:
             decision = self._decide(request)
-            span.set_attribute(names.DISPATCH_CANDIDATES, len(decision.instances))
-            span.set_attribute(names.OWNER, str(decision.owner))
-            span.set_attribute(names.DISPATCH_REASON, decision.reason)
+            span.set_attributes(describe_decision(decision))
             return decision
 
     def _decide(self, request: DispatchRequest) -> DispatchDecision:
@@ -215,9 +263,18 @@ class SchedulerCore:
             return NotFound(f"model {model!r} is not served; there is {', '.join(served)}", param="model")
         return Unavailable(f"no instance of {model!r} takes requests now")
 
+    def _look(self) -> None:
+        self._expire()
+        self._scaler.look(self.settings.scaling, self._now_s())
+
     def _report(self) -> None:
         self._expire()
-        report = SchedulerReport(scheduler_id=self._id, incarnation=self._incarnation, instances=len(self._view))
+        report = SchedulerReport(
+            scheduler_id=self._id,
+            incarnation=self._incarnation,
+            instances=len(self._view),
+            policy=self.steering.stamp,
+        )
         self._bus.publish(subjects.SCHEDULER, report)
 
     def _expire(self) -> None:

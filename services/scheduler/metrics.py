@@ -21,4 +21,6 @@ class SchedulerCollector(Collector):
         counters = self._core.counters
         yield counter(metrics.DISPATCHES, {(decision,): count for decision, count in counters.dispatches.items()})
         yield histogram(metrics.DISPATCH_DURATION, counters.duration)
+        yield counter(metrics.SCALINGS, {(action,): count for action, count in counters.scalings.items()})
+        yield counter(metrics.SCALING_FAILURES, counters.scaling_failures)
         yield gauge(metrics.INSTANCES, len(self._core.instances()))

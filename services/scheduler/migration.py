@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from meshift.schemas import subjects
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import MovePair
+from meshift.schemas.steering import DecisionSubject
 from meshift.services.bus.base import Bus
 from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import SchedulerCounters
+from meshift.services.scheduler.decisions import DecisionLog
 from meshift.services.scheduler.policy.defragment import pack
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import Pair, PairingPlan, pair_instances
@@ -17,11 +19,14 @@ from meshift.services.scheduler.policy.settings import PolicySettings
 class Migration:
     """Of one scheduler."""
 
-    def __init__(self, scheduler_id: str, incarnation: int, bus: Bus, counters: SchedulerCounters) -> None:
+    def __init__(
+        self, scheduler_id: str, incarnation: int, bus: Bus, counters: SchedulerCounters, decisions: DecisionLog
+    ) -> None:
         self._id = scheduler_id
         self._incarnation = incarnation
         self._bus = bus
         self._counters = counters
+        self._decisions = decisions
         self._paired: dict[tuple[Owner, Owner], float] = {}
         self._incoming = Charges()
         self.plans: dict[str, PairingPlan] = {}
@@ -59,8 +64,14 @@ class Migration:
                 else pair_instances(observations, settings, now_s, self._paired)
             )
             self.plans[model] = plan
+            self._remember(model, plan, now_s)
             for pair in plan.pairs:
                 self._publish(pair, settings, now_s)
+
+    def _remember(self, model: str, plan: PairingPlan, now_s: float) -> None:
+        self._decisions.look(DecisionSubject.PAIR, plan, now_s, model)
+        if plan.pairs:
+            self._decisions.add(DecisionSubject.PAIR, plan, len(plan.instances), now_s, model)
 
     def _publish(self, pair: Pair, settings: PolicySettings, now_s: float) -> None:
         self._paired[pair.source, pair.destination] = now_s

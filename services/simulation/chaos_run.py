@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 
 from meshift.backends.sim.engine import DEFAULT_MODEL
@@ -27,7 +28,10 @@ EVENTS = 8
 TROUBLE_S = 15.0
 CLIENT_DEADLINE_S = 300.0
 SETTLE_S = 30.0
-"""After the last request: leases, tombstones of frontends that died, restarts."""
+"""After the last request, at most: leases, tombstones of frontends that died, restarts."""
+
+QUIET_S = 3.0
+"""How long it must have been quiet then."""
 
 MOVES_PER_S = 3.0
 LOOK_S = 0.05
@@ -102,11 +106,23 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
     for outcome in outcomes:
         given = (tuple(outcome.tokens), outcome.logprobs)
         assert given == expected_output(outcome), f"seed {seed}: {outcome.request.request_id} differs"
-    await asyncio.sleep(SETTLE_S)
+    await _settle(mesh, loop.time() + SETTLE_S)
     referee.check()
-    await check_quiet(mesh)
     await mesh.stop()
     return ChaosResult(seed, outcomes, loop.time(), dict(mover.outcomes))
+
+
+async def _settle(mesh: SimulatedMesh, until_s: float) -> None:
+    """Until it is quiet, and a while later still is. Raises AssertionError."""
+    loop = asyncio.get_running_loop()
+    is_quiet = False
+    while not is_quiet and loop.time() < until_s:
+        await asyncio.sleep(QUIET_S)
+        with suppress(AssertionError):
+            await check_quiet(mesh)
+            is_quiet = True
+    await asyncio.sleep(QUIET_S)
+    await check_quiet(mesh)
 
 
 def _options(seed: int) -> MeshOptions:

@@ -34,6 +34,8 @@ class MeshOptions:
     bus_delay_s: float = 0.0002
     restart_delay_s: float = 2.0
     """From a worker's end until its launcher has a new one up."""
+    drained_leave: bool = False
+    """A worker that has drained is not started again, as `meshift up` does it; else as a container's policy does."""
     parameters: SimParameters = field(default_factory=SimParameters)
     skip_steps: bool = False
     emit: Emit = "step"
@@ -179,13 +181,14 @@ class SimulatedMesh:
         self.workers[name].core.drain(deadline_s)
 
     async def _supervise(self, name: str, node: WorkerNode) -> None:
+        state = None
         try:
-            await node.core.ended
+            state = await node.core.ended
         except asyncio.CancelledError:
             if self._stopping:
                 raise
         await node.core.stop()
-        if name in self._retiring:
+        if name in self._retiring or (self.options.drained_leave and state is InstanceState.STOPPED):
             self._retiring.discard(name)
             del self.workers[name]
             return

@@ -45,5 +45,7 @@ class Referee:
 
 def _held(node: WorkerNode) -> list[RequestKey]:
     """What runs there, or would."""
-    undecided = {move.request_id for move in node.core.moves.describe().running if move.phase in UNDECIDED}
+    moves = node.core.moves
+    running = moves.describe().running if moves.running() else ()
+    undecided = {move.request_id for move in running if move.phase in UNDECIDED}
     return [record.key for record in node.core.requests if not record.over and record.key.request_id not in undecided]

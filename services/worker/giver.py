@@ -3,13 +3,12 @@ here now; how one moves is the affair of `meshift.services.worker.moves`."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable
-from typing import Protocol, runtime_checkable
 
 from meshift.backends.base import Engine, EngineLoad
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.instances import MovePair
 from meshift.schemas.moves import MoveOrder, MoveOutcome, MoveRefusal, MoveReport
-from meshift.services.worker.moves.base import Moves
+from meshift.services.worker.moves.base import Moves, SizedEngine
 from meshift.services.worker.options import WorkerOptions
 from meshift.services.worker.policy.choice import (
     Choice,
@@ -24,14 +23,6 @@ from meshift.services.worker.requests import RequestRecord
 
 NEXT_REQUEST = frozenset({MoveRefusal.ENDED, MoveRefusal.UNKNOWN, MoveRefusal.BUSY, MoveRefusal.PREEMPTED})
 """Refusals that say something of the request only; after others the pair is over."""
-
-
-@runtime_checkable
-class SizedEngine(Protocol):
-    """An engine that knows the present size of each request."""
-
-    def held_tokens(self, key: RequestKey) -> int | None:
-        """Tokens with KV, 0 while it waits; None in its prefill, or if it isn't here."""
 
 
 class Giver:
@@ -50,13 +41,15 @@ class Giver:
         self._moves = moves
         self._requests = requests
         self._options = options
-        self._choice = ChoiceSettings(options.give_cooldown_s, options.give_growth_tokens)
+        self._choice = ChoiceSettings(options.give_cooldown_s, options.give_growth_tokens, options.give_retry_s)
         self._pair: MovePair | None = None
         self._until_s = 0.0
         self._left = 0
         """Tokens that the destination still has room for."""
         self._leaving: dict[RequestKey, int] = {}
         """Tokens of what is on its way."""
+        self._failed: dict[tuple[str, Owner], float] = {}
+        """When a move of that request to that destination last came to nothing; in order of time."""
         self._incarnation = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -85,9 +78,9 @@ class Giver:
             self._give(choice.request, self._pair)
 
     def _choose(self, pair: MovePair) -> Choice:
-        candidates = list(self._movables())
+        candidates = list(self._movables(pair.destination))
         if pair.waiting:
-            return choose_waiting(candidates, self._left)
+            return choose_waiting(candidates, self._left, self._now_s(), self._choice)
         load = self._engine.load()
         return choose_request(
             candidates,
@@ -99,7 +92,7 @@ class Giver:
             settings=self._choice,
         )
 
-    def _movables(self) -> Iterable[Movable]:
+    def _movables(self, destination: Owner) -> Iterable[Movable]:
         for record in self._requests:
             if record.over or not self._moves.can_move(record):
                 continue
@@ -110,6 +103,7 @@ class Giver:
                     execution=record.priority.execution,
                     tokens=tokens,
                     moved_s=record.came_s,
+                    failed_s=self._failed.get((record.key.request_id, destination)),
                     scheduling=record.priority.scheduling,
                     demand=record.known_tokens,
                 )
@@ -146,18 +140,27 @@ class Giver:
             deadline_s=self._options.give_deadline_s,
         )
         outcome = self._moves.begin(order)
-        task = asyncio.get_running_loop().create_task(self._await(request.key, outcome))
+        task = asyncio.get_running_loop().create_task(self._await(request.key, pair.destination, outcome))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _await(self, key: RequestKey, outcome: Awaitable[MoveReport]) -> None:
+    async def _await(self, key: RequestKey, destination: Owner, outcome: Awaitable[MoveReport]) -> None:
         try:
             report = await outcome
         finally:
             self._leaving.pop(key, None)
+        if report.outcome is MoveOutcome.STAYED:
+            self._note_failure(key, destination)
         if report.outcome is not MoveOutcome.MOVED and report.refusal not in NEXT_REQUEST:
             self._pair = None
         self._go_on()
+
+    def _note_failure(self, key: RequestKey, destination: Owner) -> None:
+        now_s, name = self._now_s(), (key.request_id, destination)
+        self._failed.pop(name, None)
+        self._failed[name] = now_s
+        while now_s - self._failed[oldest := next(iter(self._failed))] >= self._choice.retry_s and oldest != name:
+            del self._failed[oldest]
 
     @staticmethod
     def _now_s() -> float:

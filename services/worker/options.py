@@ -31,6 +31,9 @@ class WorkerOptions(BaseModel):
     gives_max: int = Field(1, ge=1, description="requests that it gives away at once because the scheduler says so")
     give_cooldown_s: float = Field(5.0, ge=0, description="time in which a request that moved here is given away last")
     give_growth_tokens: int = Field(32, ge=0, description="room that a request needs beside its tokens to move")
+    give_retry_s: float = Field(
+        5.0, ge=0, description="time in which a request isn't given again to where a move of it came to nothing"
+    )
     give_deadline_s: float = Field(30.0, gt=0, description="deadline of such a move")
     virtual_usage: VirtualUsageSettings = Field(
         default_factory=VirtualUsageSettings, description="priority classes and their headroom"

@@ -92,6 +92,7 @@ class CollectingListener:
     def on_failure(self, failure: EngineFailure) -> None:
         self.calls += 1
         self.failures.append(failure)
+        print(f"an engine has failed: {failure.reason}")
         if len(self.failures) > 1:
             self.problems.append("on_failure twice")
         self._wake()
@@ -112,7 +113,8 @@ class CollectingListener:
             try:
                 await asyncio.wait_for(waiter, max(0.0, deadline - loop.time()))
             except TimeoutError:
-                raise AssertionError(f"{timeout_s} s without: {what}; problems: {self.problems}") from None
+                trouble = f"problems: {self.problems}, failures: {self.failures}"
+                raise AssertionError(f"{timeout_s} s without: {what}; {trouble}") from None
 
 
 @dataclass
@@ -421,7 +423,8 @@ class Mover:
 
     async def finish(self) -> tuple[EngineRequest, Stream]:
         """From a live round on: freeze, commit, release."""
-        await self.reserve(self.next + self.pair.headroom)
+        assert self.begun is not None
+        await self.reserve(max(self.next, len(self.begun.tokens)) + self.pair.headroom)
         await self.freeze()
         arrived = await self.commit()
         await self.release()

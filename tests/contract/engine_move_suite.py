@@ -434,6 +434,21 @@ class EngineMoveSuite(MoveStarts):
         assert after.finish is not None
         assert after.finish.reason == FinishReason.CANCELLED
 
+    @pytest.mark.parametrize("end", ["release", "resume"])
+    async def test_cancelled_and_ended_at_once(self, pair: MovePair, end: str) -> None:
+        _, mover, stream = await self.start(pair)
+        await drive_to(mover, "freeze")
+        pair.source.engine.cancel(mover.request.key)
+        if end == "release":
+            await movable(pair.source).release(mover.key)
+        else:
+            await movable(pair.source).resume(mover.key, 1)
+        await movable(pair.destination).abort(mover.key)
+        # The cancel came first.
+        await pair.source.finished(stream)
+        assert stream.finish is not None
+        assert stream.finish.reason == FinishReason.CANCELLED
+
     # ---- state only
 
     async def test_recompute(self, pair: MovePair) -> None:

@@ -224,3 +224,51 @@ async def until_running(up: RunningUp) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while "  1     0  " not in (await meshift(up.state_dir, "status"))[1]:
             pass
+
+
+async def test_a_mesh_grows_and_shrinks_by_itself(tmp_path: Path) -> None:
+    """Streams that a small instance can't hold at once: a second one is launched, takes some of them, and is released
+    again at zero traffic. No stream is lost or altered on the way."""
+    settings = {
+        "MESHIFT_CAPACITY_TOKENS": "1024",
+        "MESHIFT_SIM_SPEED": "4",
+        "MESHIFT_SCHEDULING__SCALING__SUSTAIN_S": "1",
+        "MESHIFT_SCALING_INTERVAL_S": "0.2",
+    }
+    bounds = ("--autoscale", "--workers-min", "1", "--workers-max", "2")
+    async with running_up(tmp_path, *bounds, settings=settings) as up:
+        await up.until_line(r"^ready ")
+        url = up.state().url
+        alone = await one_stream(url)
+        streams = [asyncio.create_task(one_stream(url)) for _ in range(12)]
+        await up.until_line(r"worker-2: launched for scheduler")
+        await up.until_line(r"worker-2: ready")
+        texts = await asyncio.gather(*streams)
+        assert set(texts) == {alone}
+        released = await up.until_line(r"worker-[12]: released$")
+        left = "worker-1" if "worker-2" in released else "worker-2"
+        status, text = await meshift(tmp_path, "status")
+        assert status == 0, text
+        assert [line.split()[0] for line in text.splitlines()[1:] if line.startswith("worker")] == [left]
+        status, text = await meshift(tmp_path, "decisions", "--subject", "scaling")
+        assert status == 0, text
+        assert "scaling -> start" in text
+        assert "scaling -> drain" in text
+        status, text = await meshift(tmp_path, "policy", "set", "scaling.instances_min=2")
+        assert status == 0, text
+        await up.until_line(rf"worker-{3 - int(left[-1])}: ready")
+        assert await one_stream(url) == alone
+        up.process.send_signal(signal.SIGINT)
+        assert await up.until_end() == 0
+
+
+async def one_stream(url: str) -> str:
+    """An answer of 300 tokens, the same each time."""
+    message = {"role": "user", "content": "Tell me a story. " * 20}
+    body = {
+        "model": "smollm2", "messages": [message], "max_tokens": 300, "temperature": 0, "seed": 1, "ignore_eos": True,
+    }  # fmt: skip
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        answer = (await client.post(f"{url}/v1/chat/completions", json=body)).json()
+    assert answer["usage"]["completion_tokens"] == 300, answer
+    return str(answer["choices"][0]["message"]["content"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshift.backends.sim.engine import Emit
 from meshift.backends.sim.parameters import SimParameters
 from meshift.schemas import subjects
 from meshift.schemas.errors import Stale
@@ -13,6 +14,7 @@ from meshift.schemas.instances import DrainReply, DrainRequest, StatusRequest, W
 from meshift.schemas.moves import MoveMode, MoveOrder, MoveOutcome, MoveRefusal, MoveReport, MovesReply, MovesRequest
 from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import SimulatedMesh, WorkerNode
+from meshift.services.simulation.serving_run import SWEEP_FRONTEND
 from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import SETTLE_S, eight, expected, play, read, request, streams, tokens_of, undisturbed
 from tests.support.move_kit import OneFault, Operator, record_of, running, stream_of, until
@@ -65,6 +67,29 @@ def test_a_request_moves(mode: MoveMode) -> None:
         await settled(mesh)
 
     play(scenario)
+
+
+@pytest.mark.parametrize("emit", ["step", "edges"])
+def test_one_whose_tokens_come_faster_than_it_is_copied_finds_room(emit: Emit) -> None:
+    """Also where the listener hears of them at its end only, as in the fast simulation."""
+    ask = request("m", 3000, 300)
+    whole = undisturbed(ask)
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        reading = streams(mesh, [ask])
+        operator = await Operator.join(mesh)
+        await asyncio.sleep(3.0)
+        found = record_of(mesh, "m")
+        assert found is not None
+        report = await operator.moved(found[0], "m")
+        assert (report.attempt, report.figures.rounds) == (1, 3)
+        assert report.figures.tokens > 3060, "far more came than the headroom of the first round"
+        assert tokens_of(await reading.tasks[0]) == whole
+        await settled(mesh)
+
+    # As slow as a link that copies a thousand tokens a second.
+    parameters = SimParameters(copy_token_ns=1_000_000)
+    play(scenario, parameters=parameters, skip_steps=emit == "edges", emit=emit, frontend=SWEEP_FRONTEND)
 
 
 def test_it_moves_on_and_comes_back() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,9 @@ SETTLE_S = 30.0
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
-def mixed_chats(model: str, tokens: int, *, schemas: bool = True) -> list[dict[str, Any]]:
-    """Greedy, seeded, with penalties and with a schema: whatever an undisturbed run repeats exactly."""
+def mixed_chats(model: str, tokens: int, *, schemas: bool = True, variants: int = 1) -> list[dict[str, Any]]:
+    """Greedy, seeded, with penalties and with a schema: whatever an undisturbed run repeats exactly. With many variants
+    they don't all fit into a destination's prefix cache, so that moves copy more than what is new."""
     kinds: list[dict[str, Any]] = [
         {},
         {"temperature": 0.8, "seed": 11},
@@ -40,56 +41,66 @@ def mixed_chats(model: str, tokens: int, *, schemas: bool = True) -> list[dict[s
     if schemas:
         format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
         kinds.append({"temperature": 0.9, "seed": 2, "response_format": format_, "ignore_eos": False})
-    pairs = zip(kinds, TOPICS, strict=False)
-    return [chat_of(model, topic, tokens) | kind for kind, topic in pairs]
+    pairs = list(zip(kinds, TOPICS, strict=False))
+    chats = [chat_of(model, topic, tokens) | kind for _ in range(variants) for kind, topic in pairs]
+    for number, chat in enumerate(chats):
+        message = chat["messages"][0]
+        chat["messages"] = [{**message, "content": f"{number}. {message['content']}"}]
+    return chats
 
 
 @dataclass
 class Load:
-    """Streams one after another, `width` at a time, each compared with the undisturbed one."""
+    """Streams one after another, `width` at a time. What they give undisturbed is asked for afterwards: before, it
+    would be in the prefix caches, and moves would have nothing to copy."""
 
     rest: httpx.AsyncClient
     chats: Sequence[dict[str, Any]]
-    texts: Sequence[StreamedChat]
-    """Undisturbed."""
     rng: random.Random
     width: int = 4
-    exact: int = 0
+    got: list[tuple[int, StreamedChat]] = field(default_factory=list)
+    """Place in `chats`, and what came."""
     wrong: list[str] = field(default_factory=list)
-
-    @classmethod
-    async def learn(
-        cls, rest: httpx.AsyncClient, chats: Sequence[dict[str, Any]], rng: random.Random, width: int = 4
-    ) -> "Load":
-        """Ask for each once, undisturbed."""
-        return cls(rest, chats, [await stream_chat(rest, chat) for chat in chats], rng, width)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Load, until the block is left; then what has begun is read to its end."""
         stop = asyncio.Event()
-        tasks = [asyncio.create_task(self._client(stop)) for _ in range(self.width)]
+        turn = iter(self._turns())
+        tasks = [asyncio.create_task(self._client(stop, turn)) for _ in range(self.width)]
         try:
             yield
         finally:
             stop.set()
             await asyncio.gather(*tasks)
 
-    async def _client(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            index = self.rng.randrange(len(self.chats))
-            await self._one(self.chats[index], self.texts[index])
+    async def check(self) -> int:
+        """How many streams were what undisturbed ones are; the others are in `wrong`."""
+        asked = sorted({index for index, _ in self.got})
+        expected: dict[int, StreamedChat] = {}
+        for begin in range(0, len(asked), self.width):
+            some = asked[begin : begin + self.width]
+            texts = await asyncio.gather(*(stream_chat(self.rest, self.chats[index]) for index in some))
+            expected.update(zip(some, texts, strict=True))
+        for index, chat in self.got:
+            whole = expected[index]
+            if (chat.text, chat.finish_reason) != (whole.text, whole.finish_reason):
+                body = json.dumps(self.chats[index])
+                self.wrong.append(f"{body}:\n{whole.text!r}\n{chat.text!r} ({chat.finish_reason})")
+        return len(self.got) - len(self.wrong)
 
-    async def _one(self, chat: dict[str, Any], expected: StreamedChat) -> None:
-        try:
-            got = await stream_chat(self.rest, chat)
-        except (httpx.HTTPError, RuntimeError) as error:
-            self.wrong.append(f"{json.dumps(chat)}: {type(error).__name__}: {error}")
-            return
-        if (got.text, got.finish_reason) == (expected.text, expected.finish_reason):
-            self.exact += 1
-        else:
-            self.wrong.append(f"{json.dumps(chat)}:\n{expected.text!r}\n{got.text!r} ({got.finish_reason})")
+    def _turns(self) -> Iterator[int]:
+        """All of them once, then again, each time in another order."""
+        while True:
+            yield from self.rng.sample(range(len(self.chats)), len(self.chats))
+
+    async def _client(self, stop: asyncio.Event, turn: Iterator[int]) -> None:
+        while not stop.is_set():
+            index = next(turn)
+            try:
+                self.got.append((index, await stream_chat(self.rest, self.chats[index])))
+            except (httpx.HTTPError, RuntimeError) as error:
+                self.wrong.append(f"{json.dumps(self.chats[index])}: {type(error).__name__}: {error}")
 
 
 @dataclass
@@ -105,6 +116,14 @@ class Mover:
     @property
     def moved(self) -> int:
         return self.outcomes["moved"]
+
+    def has_moved(self, count: int) -> Callable[[], Awaitable[bool]]:
+        """Whether so many moves have come about: for `until`."""
+
+        async def has() -> bool:
+            return self.moved >= count
+
+        return has
 
     async def run(self, interval_s: float) -> None:
         """Until cancelled."""

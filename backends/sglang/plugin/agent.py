@@ -241,7 +241,10 @@ class RankAgent:
         self._report()
 
     def answer(self, kind: Callable[..., wire.Report], nonce: int, **fields: Any) -> None:
-        """Tell the worker, as every rank does."""
+        """Tell the worker, as every rank does. What requests have to tell comes first: an answer may be the end of a
+        request's name."""
+        if len(self._rows):
+            self._report()
         self._context.outbox.send(kind(rank=self.rank, nonce=nonce, iteration=self.iteration, **fields))
 
     def refuse_move(self, nonce: int, refusal: Refusal, message: str) -> None:

@@ -22,6 +22,7 @@ from meshift.services.frontend.http.observing import HttpCounters, Observed
 from meshift.services.frontend.http.schemas import Health, ModelCard, ModelList, Readiness
 from meshift.services.frontend.http.service import CompletionService, find_model
 from meshift.services.frontend.http.settings import HttpSettings
+from meshift.services.frontend.http.steering import add_steering_routes
 from meshift.services.frontend.text.registry import TokenizerRegistry
 from meshift.tracing.spans import NO_TRACER, Tracer
 
@@ -74,6 +75,7 @@ def create_app(
     if metrics is not None:
         _add_metrics_route(app, metrics)
     add_admin_routes(app, frontend.operators, settings)
+    add_steering_routes(app, frontend, settings)
     return app
 
 

@@ -15,6 +15,7 @@ from meshift.schemas.memory import MemoryBody
 from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
 from meshift.services.frontend.http.schemas import ChatCompletion, ChatRequest, TextCompletion, TextRequest
+from meshift.services.scheduler.policy.settings import PolicySettings
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -116,6 +117,17 @@ ORDER_ERRORS = ("400", "404", "408", "413", "415", "500", "503", "504")
 DRAIN_ROUTE = order_route(DrainBody, {"deadline_s": 30}, "429")
 MOVE_ROUTE = order_route(MoveBody, {"destination": "worker-2", "mode": "live", "wait": True}, "409")
 MEMORY_ROUTE = order_route(MemoryBody, {"capacity": 8192})
+SCHEDULER_ERRORS = error_responses("400", "503", "504")
+EXPLAIN_ERRORS = error_responses("404")
+POLICY_ROUTE: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {**_schema(PolicySettings), "example": {"migration": {"out_below": 5, "in_above": 100}}}
+        },
+    },
+    "responses": _string_keys(error_responses("400", "413", "503", "504")),
+}
 CHAT_ROUTE = completion_route(ChatRequest, ChatCompletion, CHAT_EXAMPLES)
 TEXT_ROUTE = completion_route(TextRequest, TextCompletion, TEXT_EXAMPLES)
 
@@ -137,7 +149,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MoveBody, MemoryBody)
+    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MoveBody, MemoryBody, PolicySettings)
     given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
     modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
     modes += [(model, "serialization") for model in given]

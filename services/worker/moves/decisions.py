@@ -48,10 +48,12 @@ class Progress:
 
     def slots_wanted(self, computed: int, growth_left: int, rules: Rules) -> int:
         """Room to ask for: what there is, and what may come until the request stops. Twice what came during the last
-        round, since asking takes time too."""
+        round, since asking takes time too; and twice as much each time that it was too little, since `computed` may
+        lag behind the engine."""
         if not self.with_kv:
             return 0
-        return computed + min(growth_left, max(rules.final_tokens, 2 * self.grown))
+        headroom = max(rules.final_tokens, 2 * self.grown) << self.outgrown
+        return computed + min(growth_left, headroom)
 
     def is_last(self, computed: int, rules: Rules) -> bool:
         """Whether the next round is the one with the request stopped."""

@@ -9,6 +9,7 @@ from meshift.backends.base import DeltaSent, FrozenRequest, MovableEngine, MoveR
 from meshift.schemas.errors import InvalidRequest, MeshError, MessageTooLarge
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.moves import FenceVerdict, MoveMode, MoveOrder, MoveOutcome, MoveRefusal, MoveReport
+from meshift.services.worker.moves.base import SizedEngine
 from meshift.services.worker.moves.context import MoveContext
 from meshift.services.worker.moves.decisions import Progress
 from meshift.services.worker.moves.peers import Room
@@ -121,8 +122,9 @@ class SourceMove:
 
     @property
     def _computed(self) -> int:
-        """Tokens with KV, as far as the listener knows: the newest one's is computed by the next step."""
-        return max(self._record.known_tokens - 1, len(self._tokens))
+        """Tokens with KV, as far as is known: the newest one's is computed by the next step."""
+        held = self._engine.held_tokens(self._record.key) if isinstance(self._engine, SizedEngine) else None
+        return max(held or 0, self._record.known_tokens - 1, len(self._tokens))
 
     def _take(self, event: SourceEvent) -> None:
         self.state = next_state(self.state, event)
@@ -198,7 +200,8 @@ class SourceMove:
     async def _reserve(self) -> SourceEvent:
         progress, rules = self._progress, self._context.rules
         computed = self._computed
-        growth_left = self._record.sampling.max_new_tokens - self._record.end
+        known = max(self._record.known_tokens, computed + 1)
+        growth_left = self._record.prompt_tokens + self._record.sampling.max_new_tokens - known
         room = self._room(progress.slots_wanted(computed, growth_left, rules))
         held, self._contacted = self._contacted, True
         try:

@@ -1,7 +1,7 @@
 """Which request a source gives away next (Llumnix, section 4.4.3): lowest execution priority, then the shortest.
 
-Ours beside it: a request that moved a moment ago goes last, one that doesn't fit isn't chosen, and a class is never
-pushed away by its own headroom or a lower class's.
+Ours beside it: a request that moved a moment ago goes last, one that doesn't fit or just failed to go there isn't
+chosen, and a class is never pushed away by its own headroom or a lower class's.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,8 @@ class Movable:
     """With KV: what a move copies. 0: it waits."""
     moved_s: float | None = None
     """When it came here by a move."""
+    failed_s: float | None = None
+    """When a move of it to the same destination last came to nothing."""
     is_moving: bool = False
     scheduling: int = 0
     demand: int = 0
@@ -51,6 +53,12 @@ class ChoiceSettings:
     cooldown_s: float = 5.0
     growth: int = 32
     """Room that a request needs beside its tokens: it grows while it is copied."""
+    retry_s: float = 5.0
+    """Time in which it isn't given to where it failed to go."""
+
+    def backs_off(self, item: Movable, now_s: float) -> bool:
+        """What failed is likely to fail again, and each try copies much and costs an attempt."""
+        return item.failed_s is not None and now_s - item.failed_s < self.retry_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +84,12 @@ def choose_request(
     candidates = [item for item in requests if item.tokens and not item.is_moving]
     if not candidates:
         return Choice(None, "nothing in the decode phase that doesn't move already")
-    fitting = [item for item in candidates if item.tokens + settings.growth <= tokens_max]
+    able = [item for item in candidates if not settings.backs_off(item, now_s)]
+    if not able:
+        return Choice(None, f"all {len(candidates)} requests failed to go there a moment ago")
+    fitting = [item for item in able if item.tokens + settings.growth <= tokens_max]
     if not fitting:
-        return Choice(None, f"none of {len(candidates)} requests fits into {tokens_max} tokens")
+        return Choice(None, f"none of {len(able)} requests fits into {tokens_max} tokens")
 
     def order(item: Movable) -> tuple[int, bool, int, RequestKey]:
         recent = item.moved_s is not None and now_s - item.moved_s < settings.cooldown_s
@@ -93,13 +104,15 @@ def choose_request(
     return Choice(chosen, f"freeness {freeness:.1f} is below {until_freeness:g}; shortest of the lowest class")
 
 
-def choose_waiting(requests: Sequence[Movable], tokens_max: int) -> Choice:
+def choose_waiting(requests: Sequence[Movable], tokens_max: int, now_s: float, settings: ChoiceSettings) -> Choice:
     """The one at the head of the queue, whose demand blocks the others: of the waiting ones, by scheduling priority and
     then the order of `requests`, which is that of their arrival."""
     waiting = [item for item in requests if not item.tokens and not item.is_moving]
     if not waiting:
         return Choice(None, "nothing waits that doesn't move already")
     head = max(waiting, key=lambda item: item.scheduling)
+    if settings.backs_off(head, now_s):
+        return Choice(None, "the head of the queue failed to go there a moment ago")
     if head.demand > tokens_max:
         return Choice(None, f"the head of the queue needs {head.demand} tokens, there are {tokens_max}")
     return Choice(head, f"head of the queue, {head.demand} tokens")

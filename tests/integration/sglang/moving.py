@@ -104,14 +104,18 @@ async def under_load(pair: MovePair, *journeys: Any) -> list[Journey]:
         for _ in range(LOAD_REQUESTS)
     ]
     streams = [rig.submit(request) for rig, request in others]
-    made = await asyncio.gather(*journeys)
+    outcomes = await asyncio.gather(*journeys, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    made = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
     for rig in (pair.source, pair.destination):
         await rig.finished(*(stream for (at, _), stream in zip(others, streams, strict=True) if at is rig))
     for index in (0, -1):
         rig, request = others[index]
         alone = await rig.generate(rig.request(request.prompt, max_new_tokens=LOAD_TOKENS))
         assert streams[index].tokens == alone, "a neighbour was disturbed"
-    return list(made)
+    return made
 
 
 def check_equal(moved: Journey, expected: Journey, what: object) -> None:

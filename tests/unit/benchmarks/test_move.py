@@ -162,6 +162,17 @@ def test_an_altered_output_is_a_problem_and_marks_its_row() -> None:
     assert [row["identical"] for row in rows(run)] == [True, False, True]
 
 
+def test_an_altered_stream_marks_all_modes_that_it_was_moved_in() -> None:
+    run = a_run()
+    run[2]["mode"] = run[2]["report"]["mode"] = "recompute"
+    run[3]["output"][-1] += 1
+    assert [row["identical"] for row in rows(run)] == [False, True, False]
+
+
+def test_modes_take_turns_and_recomputing_is_rarer() -> None:
+    assert [mode.value[0] for mode in move.schedule(4)] == list("lbrlblblbr")
+
+
 def test_an_altered_text_is_one_too() -> None:
     run = a_run()
     run[7]["text"] += "x"

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import JsonValue
+
 from meshift.schemas.admin import (
     DrainBody,
     InstanceList,
@@ -15,11 +17,22 @@ from meshift.schemas.admin import (
 )
 from meshift.schemas.errors import MeshError, NotFound
 from meshift.schemas.identity import Owner
-from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo
+from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo, PolicyStamp
 from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryUnits
 from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveReport, MovesReply
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
+from meshift.schemas.steering import (
+    Changes,
+    Decision,
+    DecisionAlternative,
+    DecisionsReply,
+    DecisionsRequest,
+    DecisionSubject,
+    PolicyReply,
+    RequestExplanation,
+)
 from meshift.services.frontend.api import Chunk, GenerateRequest
+from meshift.services.scheduler.policy.settings import PolicySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,63 @@ def load_report(model: ModelInfo, instance_id: str = "worker-1") -> LoadReport:
     )
 
 
+DECISION = Decision(
+    sequence=3,
+    age_s=1.5,
+    subject=DecisionSubject.DISPATCH,
+    model="tiny",
+    request_id="chatcmpl-1",
+    attempt=1,
+    decision="worker-1#1",
+    why="freest",
+    inputs={"demand": 5},
+    alternatives=(
+        DecisionAlternative(name="worker-1#1", figures={"freeness": 7.0}, rejected=""),
+        DecisionAlternative(name="worker-2#1", figures={"freeness": None}, rejected="it drains"),
+    ),
+)
+
+
+@dataclass
+class FakeSteering:
+    """A scheduler with settings and one decision."""
+
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    changes: dict[str, JsonValue] = field(default_factory=dict)
+    asked: list[DecisionsRequest] = field(default_factory=list)
+    error: MeshError | None = None
+
+    async def policy(self) -> PolicyReply:
+        if self.error is not None:
+            raise self.error
+        return PolicyReply(
+            scheduler_id="scheduler",
+            incarnation=4,
+            stamp=PolicyStamp(4, self.settings.version),
+            settings=self.settings.model_dump(mode="json"),
+            changes=self.changes,
+        )
+
+    async def change_policy(self, changes: Changes) -> PolicyReply:
+        if changes:
+            self.settings = self.settings.replaced(changes)
+            self.changes = dict(changes)
+        return await self.policy()
+
+    async def decisions(self, request: DecisionsRequest) -> DecisionsReply:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(request)
+        return DecisionsReply(
+            scheduler_id="scheduler", incarnation=4, decisions=(DECISION,), decided=3, remembered=1, current=(DECISION,)
+        )
+
+    async def explain(self, request_id: str) -> RequestExplanation:
+        if request_id != DECISION.request_id:
+            raise NotFound(f"nothing is known of request {request_id!r}, or no more", param="request_id")
+        return RequestExplanation(request_id=request_id, owner="worker-1#1", dispatches=(DECISION,))
+
+
 def move_report(**changes: object) -> MoveReport:
     """Of a move that came about."""
     fields: dict[str, object] = {
@@ -246,6 +316,11 @@ class FakeFrontend:
     has_scheduler: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
+    still_open: list[OpenRequest] = field(default_factory=list)
+    drained: list[tuple[str, float]] = field(default_factory=list)
+    resized: list[tuple[str, MemoryBody]] = field(default_factory=list)
+    drain_error: MeshError | None = None
+    steering: FakeSteering = field(default_factory=FakeSteering)
     operators: FakeOperators = field(default_factory=FakeOperators)
     abandoned: int = 0
     """Calls of `generate` that were cancelled."""

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from meshift.schemas import admin, errors, instances, memory, moves, requests
+from meshift.schemas import admin, errors, instances, launching, memory, moves, requests, steering
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
@@ -46,6 +46,20 @@ ROOM = moves.MoveRoom(
     slots=48, cached=16, layout=LAYOUT, targets=(moves.MoveTarget(scheme="tcp", location="h:1", rank=1, token="t"),)
 )
 FIGURES = moves.MoveFigures(rounds=3, tokens=40, byte_count=50, gather_ns=6, transfer_ns=7, frozen_ns=8, duration_ns=9)
+STAMP = instances.PolicyStamp(incarnation=3, version=2)
+KEPT = steering.KeptPolicy(stamp=STAMP, changes={"migration": {"out_below": 5.5}})
+DECISION = steering.Decision(
+    sequence=4, age_s=1.5, subject=steering.DecisionSubject.DISPATCH, model="m", request_id="r1", attempt=2,
+    decision="w1#2", why="freest", inputs={"demand": 3}, alternatives_left_out=1,
+    alternatives=(steering.DecisionAlternative(name="w1#2", figures={"freeness": 1.5, "room": None}, rejected="full"),),
+)  # fmt: skip
+LAUNCHER = launching.LauncherReport(
+    launcher_id="l", incarnation=1, sequence=2, model="m", instances_max=4, launches=3, failures=2, backoff_s=1.5,
+    last_failure="died",
+    instances=(
+        launching.LaunchedInstance(instance_id="worker-2", state=launching.LaunchState.STARTING, state_s=0.5),
+    ),
+)  # fmt: skip
 MOVE: dict[str, Any] = {"request_id": "r1", "attempt": 2, "hop": 1, "source": OWNER}
 REPORT = moves.MoveReport(
     request_id="r1", attempt=2, hop=1, source=OWNER, destination=OTHER, mode=moves.MoveMode.BLOCKING, phase="copying",
@@ -56,7 +70,20 @@ SAMPLES: tuple[Message, ...] = (
     errors.ErrorReply(code=errors.ErrorCode.STALE, message="old", param="hop"),
     LOAD,
     instances.InstanceGone(owner=OWNER, reason="drained"),
-    instances.SchedulerReport(scheduler_id="s", incarnation=1, instances=2),
+    instances.SchedulerReport(scheduler_id="s", incarnation=1, instances=2, policy=STAMP),
+    KEPT,
+    steering.PolicyRequest(changes={"a": {"b": 1}}, kept=KEPT),
+    steering.PolicyReply(
+        scheduler_id="s", incarnation=1, stamp=STAMP, settings={"policy": "llumnix", "a": {"b": None}}, changes={"a": 1}
+    ),
+    steering.DecisionsRequest(subject=steering.DecisionSubject.PAIR, request_id="r1", limit=7),
+    steering.DecisionsReply(
+        scheduler_id="s", incarnation=1, decisions=(DECISION,), decided=9, remembered=8, current=(DECISION,)
+    ),
+    LAUNCHER,
+    launching.LaunchRequest(scheduler_id="s", incarnation=1, instances=2, timeout_s=3.5),
+    launching.ReleaseRequest(scheduler_id="s", incarnation=1, owner=OWNER, deadline_s=2.5),
+    launching.LaunchReply(instance_id="worker-2", report=LAUNCHER),
     instances.DispatchRequest(
         request_id="r1", attempt=2, frontend=FRONTEND, model="m", demand=3, priority=PRIORITY, excluded=(OWNER,),
         may_wait=True, waited_s=1.5,

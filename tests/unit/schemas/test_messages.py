@@ -22,6 +22,10 @@ from tests.unit.schemas.samples import KEY, OWNER, SAMPLES, TOKENS, message_type
 BY_NAME = {type(sample).__name__: sample for sample in SAMPLES}
 
 
+WITH_OBJECTS = frozenset({"KeptPolicy", "PolicyRequest", "PolicyReply", "DecisionsReply"})
+"""They carry JSON objects, which have no hash."""
+
+
 def all_message_types() -> list[type[Message]]:
     """Those of the package `meshift.schemas`."""
     for module in pkgutil.iter_modules(meshift.schemas.__path__):
@@ -66,7 +70,8 @@ class TestEachMessage:
         assert again == sample
         assert type(again) is type(sample)
         assert encode(again) == payload
-        assert hash(again) == hash(sample)
+        if type(sample).__name__ not in WITH_OBJECTS:
+            assert hash(again) == hash(sample)
 
     def test_its_samples_leave_no_default(self, sample: Message) -> None:
         left = {"version", "kind"}

@@ -56,7 +56,9 @@ def test_bad_names(name: str) -> None:
 def test_all_subjects_are_valid_and_differ() -> None:
     constants = [value for name, value in vars(subjects).items() if name.isupper() and name[0] != "_"]
     constants.remove(subjects.PREFIX)
-    made = [value("w1") for name, value in vars(subjects).items() if name.startswith(("worker_", "frontend_"))]
+    made = [
+        value("w1") for name, value in vars(subjects).items() if name.startswith(("worker_", "frontend_", "launcher_"))
+    ]
     everything = constants + made
     assert len(everything) >= 12
     assert len(set(everything)) == len(everything)

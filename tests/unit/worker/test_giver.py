@@ -179,10 +179,30 @@ def test_a_refusal_of_the_destination_ends_the_pair_and_one_of_the_request_doesn
         await rig.moves.end(MoveOutcome.STAYED, MoveRefusal.NO_ROOM)
         assert rig.moves.names == ["a"]
         rig.pair()
-        assert rig.moves.names == ["a", "a"]
-        rig.requests[0].finish = Finish(reason=FinishReason.LENGTH)
+        assert rig.moves.names == ["a", "b"]
+        rig.requests[1].finish = Finish(reason=FinishReason.LENGTH)
         await rig.moves.end(MoveOutcome.ENDED, MoveRefusal.ENDED)
-        assert rig.moves.names == ["a", "a", "b"]
+        assert rig.moves.names == ["a", "b", "c"]
+
+    virtual_time.run(main())
+
+
+def test_where_a_request_failed_to_go_it_is_given_again_only_later() -> None:
+    async def main() -> None:
+        rig = Rig(record("a", 100), give_retry_s=3.0)
+        rig.pair()
+        await rig.moves.end(MoveOutcome.STAYED, MoveRefusal.NO_ROOM)
+        rig.pair()
+        assert rig.moves.names == ["a"]
+        rig.pair(destination=Owner("c", 1))
+        assert rig.moves.names == ["a", "a"], "elsewhere at once"
+        await rig.moves.end(MoveOutcome.REFUSED, MoveRefusal.BUSY)
+        assert rig.moves.names == ["a", "a", "a"], "a move that wasn't begun says nothing of the destination"
+        await rig.moves.end(MoveOutcome.STAYED, MoveRefusal.BUSY)
+        assert len(rig.moves.names) == 3, "the pair holds, but not for this one"
+        await asyncio.sleep(3.0)
+        rig.pair()
+        assert len(rig.moves.names) == 4
 
     virtual_time.run(main())
 

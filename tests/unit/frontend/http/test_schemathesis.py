@@ -47,6 +47,10 @@ OPERATIONS = (
     ("GET", "/admin/moves"),
     ("POST", "/admin/instances/{instance_id}/drain"),
     ("POST", "/admin/requests/{request_id}/move"),
+    ("GET", "/admin/policy"),
+    ("PATCH", "/admin/policy"),
+    ("GET", "/admin/decisions"),
+    ("GET", "/admin/explain/{request_id}"),
 )
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

@@ -51,6 +51,17 @@ def test_room_is_asked_for_with_headroom(computed: int, grown: int, growth_left:
     assert move.slots_wanted(computed, growth_left, RULES) == slots
 
 
+def test_each_time_that_it_outgrows_its_room_it_asks_for_twice_as_much() -> None:
+    move = progress()
+    move.round_sent(100, 100)
+    wanted = []
+    for outgrown in range(4):
+        move.outgrown = outgrown
+        wanted.append(move.slots_wanted(100, 1_000, RULES))
+    assert wanted == [132, 164, 228, 356]
+    assert move.slots_wanted(100, 150, RULES) == 250, "never more than it can become"
+
+
 def test_state_only_needs_no_room() -> None:
     for move in (progress(MoveMode.RECOMPUTE), progress(has_kv=False)):
         assert move.slots_wanted(100, 100, RULES) == 0

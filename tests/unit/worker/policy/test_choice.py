@@ -14,11 +14,12 @@ from meshift.services.worker.policy.choice import (
     Movable,
     SourceLoad,
     choose_request,
+    choose_waiting,
 )
 from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings, class_loads
 
 USAGE = VirtualUsageSettings()
-SETTINGS = ChoiceSettings(cooldown_s=5.0, growth=10)
+SETTINGS = ChoiceSettings(cooldown_s=5.0, growth=10, retry_s=5.0)
 
 
 def movable(name: str, tokens: int, execution: int = 0, **changes: Any) -> Movable:
@@ -63,6 +64,22 @@ def test_one_that_moved_a_moment_ago_goes_last_of_its_class() -> None:
     assert name(choose([recent, movable("b", 200, execution=1)])) == "a"
     assert name(choose([movable("a", 100, moved_s=95.0), movable("b", 200)])) == "a"
     assert name(choose([recent])) == "a"
+
+
+def test_one_that_failed_to_go_there_a_moment_ago_is_not_chosen() -> None:
+    failed = movable("a", 100, failed_s=96.0)
+    assert name(choose([failed, movable("b", 200)])) == "b"
+    assert name(choose([failed])) is None
+    assert name(choose([movable("a", 100, failed_s=95.0), movable("b", 200)])) == "a"
+
+
+def test_the_head_of_the_queue_that_failed_to_go_there_blocks_the_others() -> None:
+    def head(failed_s: float) -> str | None:
+        waiting = [movable("a", 0, demand=50, failed_s=failed_s), movable("b", 0, demand=10)]
+        return name(choose_waiting(waiting, 100, 100.0, SETTINGS))
+
+    assert head(96.0) is None
+    assert head(95.0) == "a"
 
 
 def test_it_must_fit_while_it_grows() -> None:
