@@ -1,6 +1,6 @@
 """Where K and V are: what attention and copies are told of one layer's memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -54,3 +54,7 @@ class KvPlace:
             dtype=key.dtype,
             memory=(key, value),
         )
+
+    def to(self, device: "torch.device | str") -> "KvPlace":
+        """With the table of addresses where a kernel of that device reads it."""
+        return replace(self, pages=self.pages.to(device))

@@ -22,7 +22,7 @@ BLOCK_TOKENS = 32
 BLOCK_QUERIES = 16
 """Query tokens of one program."""
 
-_ELEMENTS: dict[torch.dtype, Any] = {
+ELEMENTS: dict[torch.dtype, Any] = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -95,15 +95,23 @@ def _attend(
     tl.store(out + places, result.to(out.dtype.element_ty), mask=here)
 
 
-def attend(query: torch.Tensor, place: KvPlace, batch: AttentionBatch, out: torch.Tensor, scale: float) -> None:
+def attend(
+    query: torch.Tensor,
+    place: KvPlace,
+    batch: AttentionBatch,
+    out: torch.Tensor,
+    scale: float,
+    query_longest: int | None = None,
+) -> None:
     """As `kernels.cpu.attention.attend`, of the place's device; `batch`'s tensors must be there too. Head sizes that
-    aren't a power of two are padded to one."""
+    aren't a power of two are padded to one. `query_longest`: the most query tokens of a sequence; to find it here
+    waits for the device."""
     tokens, query_heads, head_dim = query.shape
-    if place.dtype not in _ELEMENTS or query.dtype != place.dtype or head_dim != place.head_dim:
+    if place.dtype not in ELEMENTS or query.dtype != place.dtype or head_dim != place.head_dim:
         raise ValueError(f"query {list(query.shape)} of {query.dtype} doesn't fit {place}")
     if not tokens:
         return
-    most = int((batch.query_starts[1:] - batch.query_starts[:-1]).max())
+    most = query_longest or int((batch.query_starts[1:] - batch.query_starts[:-1]).max())
     queries = 1 if most == 1 else BLOCK_QUERIES
     _attend[(batch.sequences, query_heads, triton.cdiv(most, queries))](
         query,
@@ -127,7 +135,7 @@ def attend(query: torch.Tensor, place: KvPlace, batch: AttentionBatch, out: torc
         padded=triton.next_power_of_2(head_dim),
         query_tile=queries,
         tile=BLOCK_TOKENS,
-        element=_ELEMENTS[query.dtype],
+        element=ELEMENTS[query.dtype],
     )
 
 

@@ -8,6 +8,7 @@ so that T = floor(unit_bytes / (k * bytes_per_token_per_layer)). The model's las
 tokens lie as far apart as the others', the missing layers' place is waste too. A page is the same tokens in all groups,
 so all groups have the same T."""
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -132,10 +133,17 @@ def default_unit_bytes(
     element_bytes: int,
     layers_per_group: int = DEFAULT_LAYERS_PER_GROUP,
     page_tokens: int = DEFAULT_PAGE_TOKENS_CPU,
+    granule: int = OS_PAGE_BYTES,
 ) -> int:
-    """On a CPU: the smallest multiple of the system's page that holds `page_tokens` tokens of k layers."""
+    """The smallest multiple of `granule` (what the system gives: `OS_PAGE_BYTES`, `CUDA_UNIT_BYTES`) that holds
+    `page_tokens` tokens of k layers."""
     needed = page_tokens * layers_per_group * 2 * heads * head_dim * element_bytes
-    return -(-needed // OS_PAGE_BYTES) * OS_PAGE_BYTES
+    return -(-needed // granule) * granule
+
+
+def page_step(token_stride: int, granule: int) -> int:
+    """Pages of a multiple of so many tokens fill units of whole granules."""
+    return granule // math.gcd(granule, token_stride)
 
 
 def expected_utilisation(layers_per_group: int, layer_unit_tokens: int, lengths: "dict[int, int]") -> Fraction:

@@ -4,20 +4,20 @@ import json
 import os
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from meshift.backends.sglang.device import OUR_CUDA_ATTENTION, check_attention, page_size, resolved_device
 from meshift.backends.sglang.plugin.activate import (
     CAPACITY_VARIABLE,
     CPU_ATTENTION_NAME,
     CPU_PLATFORM_NAME,
     CPU_PLATFORM_VARIABLE,
+    CUDA_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
     LAYERS_PER_GROUP_VARIABLE,
 )
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.kv_memory.layout import split_evenly
-from meshift.kv_memory.stacking import DEFAULT_PAGE_TOKENS_CPU
 
 CHUNKED_PREFILL_TOKENS_CPU = 512
 RUNNING_REQUESTS_MAX_CPU = 256
@@ -29,19 +29,10 @@ WATCHDOG_S = 24 * 3600
 """The worker judges whether an engine hangs; SGLang's own watchdog would only end it without a reason."""
 
 
-def has_cuda_driver() -> bool:
-    """Whether this host can have a CUDA device, without importing torch."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    return not hidden and Path("/dev/nvidiactl").exists()
-
-
-def resolved_device(settings: SglangSettings) -> str:
-    """`cpu` or `cuda`."""
-    return settings.device or ("cuda" if has_cuda_driver() else "cpu")
-
-
 def server_arguments(settings: SglangSettings) -> dict[str, Any]:
-    """Keyword arguments of SGLang's `ServerArgs`. The same on all ranks; nothing random is left to them."""
+    """Keyword arguments of SGLang's `ServerArgs`. The same on all ranks; nothing random is left to them. Raises
+    ValueError for settings that can't serve together."""
+    check_attention(settings)
     arguments: dict[str, Any] = {
         "model_path": str(settings.model_path),
         "served_model_name": settings.model_name,
@@ -77,13 +68,6 @@ def server_arguments(settings: SglangSettings) -> dict[str, Any]:
     return arguments | settings.extra_server_args
 
 
-def page_size(settings: SglangSettings) -> int:
-    """Tokens a page: with stacked layers a page fills a unit, so it has more than one token."""
-    if settings.layers_per_group is not None and settings.page_size == 1:
-        return DEFAULT_PAGE_TOKENS_CPU
-    return settings.page_size
-
-
 def layer_partition(settings: SglangSettings) -> tuple[int, ...] | None:
     """Layers of each stage, if SGLang shall not choose: with stacked layers a split is at a group's boundary."""
     if settings.layer_partition is not None or settings.layers_per_group is None or settings.pipeline_stages == 1:
@@ -96,7 +80,9 @@ def layer_partition(settings: SglangSettings) -> tuple[int, ...] | None:
 
 def _device_arguments(settings: SglangSettings) -> dict[str, Any]:
     if resolved_device(settings) == "cuda":
-        return {"device": "cuda", "disable_overlap_schedule": settings.pipeline_stages > 1}
+        # Ours aren't captured into CUDA graphs.
+        graphs = {"disable_cuda_graph": True} if settings.attention_backend in OUR_CUDA_ATTENTION else {}
+        return {"device": "cuda", "disable_overlap_schedule": settings.pipeline_stages > 1, **graphs}
     return {
         "device": "cpu",
         "attention_backend": CPU_ATTENTION_NAME,
@@ -123,8 +109,10 @@ def rank_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[
         environment[CAPACITY_VARIABLE] = str(settings.capacity_tokens)
     if resolved_device(settings) == "cpu":
         environment |= _cpu_environment(settings, base)
-        if settings.layers_per_group is not None:
-            environment[LAYERS_PER_GROUP_VARIABLE] = str(settings.layers_per_group)
+    elif settings.layers_per_group is not None:
+        environment[CUDA_PLATFORM_VARIABLE] = "1"
+    if settings.layers_per_group is not None:
+        environment[LAYERS_PER_GROUP_VARIABLE] = str(settings.layers_per_group)
     return environment
 
 

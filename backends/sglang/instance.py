@@ -83,7 +83,10 @@ class RankInstance:
 
     def _spawn(self, link: RankLink) -> None:
         settings = self._settings
-        arguments, environment = server_arguments(settings), rank_environment(settings, os.environ)
+        try:
+            arguments, environment = server_arguments(settings), rank_environment(settings, os.environ)
+        except ValueError as error:
+            raise EngineStartError(str(error)) from error
         port = free_loopback_port()
         for rank in range(settings.rank_count):
             stage, tensor_rank = divmod(rank, settings.tensor_ranks)

@@ -31,16 +31,17 @@ class SglangSettings(BaseModel):
     capacity_tokens_max: int | None = Field(default=None, ge=16)
     """How far `resize_kv` may grow it; None: not beyond `capacity_tokens`."""
     layers_per_group: int | None = Field(default=None, ge=1)
-    """On a CPU, keep KV in units of so many stacked layers, each given back to the system by itself when the capacity
-    shrinks (PipeLive's k; its default is 4). None: in SGLang's own buffers."""
+    """Keep KV in units of so many stacked layers, each given back to the system by itself when the capacity shrinks
+    (PipeLive's k; its default is 4). None: in SGLang's own buffers."""
     page_size: int = Field(default=1, ge=1)
-    """Tokens a page; with `layers_per_group`, 1 means 16."""
+    """Tokens a page; with `layers_per_group`, 1 means 16 on a CPU, and as many as fill a unit of 2 MiB on a GPU."""
     context_tokens_max: int | None = Field(default=None, ge=1)
     """Of prompt plus output; None: the model's own."""
     dtype: str | None = None
     """None: float32 on a CPU, else the checkpoint's."""
     attention_backend: str | None = None
-    """By SGLang's name; None: our kernel on a CPU (`torch_native` is SGLang's own), else SGLang's choice."""
+    """By SGLang's name, or ours: `meshift_cpu` on a CPU, `meshift_triton` and `meshift_flash` on a GPU, with
+    `layers_per_group`. None: `meshift_cpu` on a CPU (`torch_native` is SGLang's own), else SGLang's choice."""
     radix_cache: bool = True
     overlap: bool | None = None
     """SGLang's overlap scheduler; None: on CUDA with one stage. On a CPU it only delays each token by a step."""

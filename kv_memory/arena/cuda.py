@@ -4,6 +4,7 @@ import importlib
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from meshift.kv_memory.arena.base import Arena, ArenaExhausted, Units
 
@@ -99,6 +100,27 @@ class CudaArena(Arena):
     def _take_back(self, unit: int) -> None:
         self._memory.unmap(self._base + unit * self.unit_bytes, self.unit_bytes)
         self._memory.destroy(self._handles.pop(unit))
+
+
+class _DeviceMemory:
+    """Says where a range is, by the protocol that torch reads without copying."""
+
+    def __init__(self, arena: CudaArena) -> None:
+        self.arena = arena
+        """Kept alive by the tensor."""
+        self.__cuda_array_interface__ = {
+            "shape": (arena.units * arena.unit_bytes,),
+            "typestr": "|u1",
+            "data": (arena.base, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def device_bytes(arena: CudaArena, device: int) -> torch.Tensor:
+    """All units of an arena as one tensor, [units * unit_bytes] of uint8. Unit 0 must be committed: torch asks the
+    driver whose memory the first address is. Nothing may touch units that aren't committed."""
+    return torch.as_tensor(_DeviceMemory(arena), device=torch.device("cuda", device))
 
 
 class CudaVirtualMemory:

@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "meshift.benchmarks.tracing", "what tracing costs: requests a second and CPU, off, on, sampled"
     ),
     "kv": Benchmark("meshift.benchmarks.kv", "KV memory: utilisation by stacking, compaction, memory given back"),
+    "attention": Benchmark("meshift.benchmarks.attention", "attention on a CPU at long contexts: SGLang's and ours"),
     "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
     "move": Benchmark("meshift.benchmarks.move", "a request moved between two workers: live, blocking, recomputed"),
 }

@@ -52,6 +52,8 @@ class UpSettings(BaseModel):
     nats: str | None = Field(None, description="URL of a NATS server that runs already; without it one is started")
     log_dir: Path | None = Field(None, description="where the logs go; without it, `logs` in the state folder")
     state_dir: Path | None = Field(None, description="where its state goes; without it, `.meshift`")
+    layers_per_group: int | None = Field(None, ge=1, description="see `meshift worker --help`")
+    attention_backend: str | None = Field(None, description="see `meshift worker --help`")
     drain_deadline_s: float = Field(30.0, ge=0, description="at the end, time for running requests")
     autoscale: bool = Field(False, description="start and drain instances by load; `meshift policy` has its settings")
     workers_min: int = Field(1, ge=1, le=64, description="with --autoscale, never fewer")
@@ -215,6 +217,12 @@ class Up:
 
     def _plan(self, nats_url: str) -> MeshPlan:
         settings = self._settings
+        # Unset, a worker takes its own from the environment.
+        optional = {
+            "layers_per_group": settings.layers_per_group,
+            "attention_backend": settings.attention_backend,
+        }
+        chosen = {name: value for name, value in optional.items() if value is not None}
         return MeshPlan(
             nats_url=nats_url,
             workers=settings.workers,
@@ -224,6 +232,7 @@ class Up:
                 "pipeline_stages": settings.pp,
                 "tensor_ranks": settings.tp,
                 "log_dir": str(self._log_dir),
+                **chosen,
             },
             host=settings.host,
             port=self._port,

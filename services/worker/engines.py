@@ -24,9 +24,16 @@ class EngineSettings(BaseModel):
     capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
     capacity_tokens_max: int | None = Field(None, ge=1, description="how far the KV cache may grow while it serves")
     layers_per_group: int | None = Field(
-        None, ge=1, description="on a CPU: keep KV in units of so many layers, which go back when the cache shrinks"
+        None, ge=1, description="keep KV in units of so many layers, which go back when the cache shrinks"
     )
-    page_size: int = Field(1, ge=1, description="tokens a page")
+    page_size: int = Field(
+        1, ge=1, description="tokens a page; 1 with --layers-per-group: 16 on a CPU, a unit of 2 MiB on a GPU"
+    )
+    attention_backend: str | None = Field(
+        None,
+        description="what computes attention: meshift_cpu (the default on a CPU), meshift_triton or meshift_flash (on "
+        "a GPU, with --layers-per-group), or by SGLang's names, such as torch_native",
+    )
     context_tokens_max: int | None = Field(None, ge=1, description="shorten the model's context")
     threads_per_rank: int | None = Field(
         None, ge=1, description="computing threads of a rank on a CPU; without it, the cores divided by the ranks"
@@ -76,6 +83,7 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         capacity_tokens_max=settings.capacity_tokens_max,
         layers_per_group=settings.layers_per_group,
         page_size=settings.page_size,
+        attention_backend=settings.attention_backend,
         context_tokens_max=settings.context_tokens_max,
         threads_per_rank=settings.threads_per_rank,
         radix_cache=settings.prefix_cache,

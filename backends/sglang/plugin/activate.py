@@ -12,6 +12,13 @@ CPU_ATTENTION_NAME = "meshift_cpu"
 CPU_PLATFORM_VARIABLE = "MESHIFT_CPU_PLATFORM"
 """`1`: SGLang runs on this host's CPU, without its compiled CPU kernels; good for a stock server too."""
 
+CUDA_PLATFORM_VARIABLE = "MESHIFT_CUDA_PLATFORM"
+"""`1`: on a GPU, SGLang's own CUDA platform with our KV pool in it."""
+
+TRITON_ATTENTION_NAME = "meshift_triton"
+FLASH_ATTENTION_NAME = "meshift_flash"
+"""Our attention backends on a GPU."""
+
 LAYERS_PER_GROUP_VARIABLE = "MESHIFT_LAYERS_PER_GROUP"
 """Set: KV memory lies in units of an arena, so many layers stacked in each."""
 
@@ -24,13 +31,15 @@ ENGINE_VARIABLE = "MESHIFT_ENGINE"
 
 def activate_platform() -> str | None:
     """Entry point `sglang.srt.platforms`: the dotted path of our platform class, or None to leave SGLang alone."""
-    if not _wants_cpu_platform():
+    wants_cpu, wants_cuda = _wants_cpu_platform(), os.environ.get(CUDA_PLATFORM_VARIABLE) == "1"
+    if not (wants_cpu or wants_cuda):
         return None
     import torch
 
     if torch.cuda.is_available():
-        return None
-    return "meshift.backends.sglang.plugin.platform.PortableCpuPlatform"
+        is_nvidia = torch.version.hip is None
+        return "meshift.backends.sglang.plugin.cuda_platform.MeshCudaPlatform" if wants_cuda and is_nvidia else None
+    return "meshift.backends.sglang.plugin.platform.PortableCpuPlatform" if wants_cpu else None
 
 
 def register_hooks() -> None:
@@ -39,6 +48,10 @@ def register_hooks() -> None:
         from meshift.backends.sglang.plugin import portability
 
         portability.register()
+    if os.environ.get(CUDA_PLATFORM_VARIABLE) == "1":
+        from meshift.backends.sglang.plugin import cuda_attention
+
+        cuda_attention.register()
     if os.environ.get(ENGINE_VARIABLE) == "1":
         from meshift.backends.sglang.plugin import hooks
 

@@ -5,6 +5,7 @@ window, cross or encoder attention, heads whose K and V differ in size, other ty
 speculative decoding. Where the kernel can't be built or fails its check, everything is served by it."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from meshift.kernels.places import KvPlace
 
 logger = logging.getLogger(__name__)
 
+Compute = Callable[[], torch.Tensor]
+"""Gives a layer's output, [tokens, query_heads, head_dim]."""
+
 
 def make_backend(model_runner: Any) -> TorchNativeAttnBackend:
     """What SGLang calls for `meshift_cpu`."""
@@ -29,20 +33,31 @@ def make_backend(model_runner: Any) -> TorchNativeAttnBackend:
     return TorchNativeAttnBackend(model_runner)
 
 
-class MeshCpuAttention(TorchNativeAttnBackend):  # type: ignore[misc]
-    """SGLang's torch backend with the kernel in its place wherever that serves."""
+class MeshAttention(TorchNativeAttnBackend):  # type: ignore[misc]
+    """SGLang's torch backend with a kernel in its place wherever that serves."""
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        self._places: dict[int, tuple[Any, KvPlace]] = {}
         self._batch: AttentionBatch | None = None
-        self._plain_pool = type(self.token_to_kv_pool).set_kv_buffer is MHATokenToKVPool.set_kv_buffer and not (
-            self.token_to_kv_pool.use_hnd or self.token_to_kv_pool.is_quantized_kv_cache
-        )
+        self._tokens = 0
+        """Query tokens of the step."""
+        pool = self.token_to_kv_pool
+        plain = type(pool).set_kv_buffer is MHATokenToKVPool.set_kv_buffer
+        self._plain_pool = plain and not (pool.use_hnd or pool.is_quantized_kv_cache)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         self._batch = self._batch_of(forward_batch) if self._plain_pool else None
+        if self._batch is not None:
+            self._tokens = int(self._batch.query_starts[-1])
+            self._begin_step(self._batch)
+
+    def _begin_step(self, batch: AttentionBatch) -> None:
+        """What the kernel needs once for all layers of a step."""
+
+    def _kernel(self, query: torch.Tensor, layer: Any, batch: AttentionBatch) -> Compute | None:
+        """What computes a layer, after its K and V are stored; None, and nothing done: it isn't served."""
+        raise NotImplementedError
 
     def _batch_of(self, forward_batch: Any) -> AttentionBatch | None:
         """The step's sequences for the kernel; None: not for the kernel."""
@@ -51,7 +66,7 @@ class MeshCpuAttention(TorchNativeAttnBackend):  # type: ignore[misc]
         if not plain or not (mode.is_decode() or mode.is_extend()):
             return None
         lengths = forward_batch.seq_lens.to(torch.int64).contiguous()
-        starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        starts = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=lengths.device)
         if mode.is_decode():
             torch.arange(1, len(lengths) + 1, out=starts[1:])
         else:
@@ -72,17 +87,33 @@ class MeshCpuAttention(TorchNativeAttnBackend):  # type: ignore[misc]
         batch = self._batch
         if batch is None or not _plain_layer(layer):
             return None
-        place = self._place_of(layer.layer_id)
-        if place is None or q.dtype != place.dtype or not supports(place, layer.tp_q_head_num):
-            return None
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        if len(query) != int(batch.query_starts[-1]):
+        compute = self._kernel(query, layer, batch) if len(query) == self._tokens else None
+        if compute is None:
             return None
         if save and k is not None and v is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
-        out = torch.empty(query.shape, dtype=query.dtype)
-        attend(query, place, batch, out, layer.scaling)
-        return out.view(len(query), -1)
+        return compute().view(len(query), -1)
+
+
+class MeshCpuAttention(MeshAttention):
+    """With the compiled kernel."""
+
+    def __init__(self, model_runner: Any) -> None:
+        super().__init__(model_runner)
+        self._places: dict[int, tuple[Any, KvPlace]] = {}
+
+    def _kernel(self, query: torch.Tensor, layer: Any, batch: AttentionBatch) -> Compute | None:
+        place = self._place_of(layer.layer_id)
+        if place is None or query.dtype != place.dtype or not supports(place, layer.tp_q_head_num):
+            return None
+
+        def compute() -> torch.Tensor:
+            out = torch.empty(query.shape, dtype=query.dtype)
+            attend(query, place, batch, out, layer.scaling)
+            return out
+
+        return compute
 
     def _place_of(self, layer_id: int) -> KvPlace | None:
         """Where the layer's K and V are now; a pool may put other buffers in place."""

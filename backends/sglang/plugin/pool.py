@@ -1,30 +1,31 @@
-"""A rank's KV memory on a CPU: SGLang's pool with compiled writes and a dirty map; or units of an arena below it, with
+"""A rank's KV memory: SGLang's pool with compiled writes and a dirty map; or units of an arena below it, with
 layers stacked k by k.
 
     SGLang            slots, pages, free list, prefix tree          (unchanged: it sees ordinary strided buffers)
     ArenaKvPool       k_buffer[layer], v_buffer[layer]: views       a page of a group of k layers is one unit
-    CpuArena          one a group; units backed and given back one by one
+    Arena             one a group; units backed and given back one by one
+
+On a GPU: `cuda_pool.py`.
 """
 
 import logging
-import math
 import os
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, move_kv_cache_native
 
 from meshift.backends.sglang import wire
 from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
 from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.cpu.slots import store_tokens
 from meshift.kernels.places import KvPlace
-from meshift.kv_memory.arena import CpuArena
+from meshift.kv_memory.arena import Arena, CpuArena
 from meshift.kv_memory.arena.cpu import resident_bytes
 from meshift.kv_memory.dirty_map import DirtyMap
-from meshift.kv_memory.stacking import OS_PAGE_BYTES, Stacking, default_unit_bytes
+from meshift.kv_memory.stacking import OS_PAGE_BYTES, Stacking, default_unit_bytes, page_step
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._places: dict[int, tuple[torch.Tensor, KvPlace]] = {}
-        self._compiled = kernel_problem() is None
         super().__init__(*args, **kwargs)
+        self._compiled = str(self.device) == "cpu" and kernel_problem() is None
         self.dirty = DirtyMap(self.size + self.page_size)
 
     def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
@@ -93,11 +94,14 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
 
     def _mark(self, slots: torch.Tensor) -> None:
         if self.dirty.readers:
-            self.dirty.mark(slots.numpy())
+            self.dirty.mark(slots.cpu().numpy())
 
 
 class ArenaKvPool(MeshKvPool):
     """Units of an arena. The number of layers in a group comes from the environment, the page from SGLang."""
+
+    granule = OS_PAGE_BYTES
+    """Units are multiples of so many bytes."""
 
     def _create_buffers(self) -> None:
         unsupported = self.is_quantized_kv_cache or self.post_capture_active or self.use_hnd
@@ -105,8 +109,11 @@ class ArenaKvPool(MeshKvPool):
             raise NotImplementedError("stacked layers need plain K and V of one head size")
         for name in ("k_scale", "v_scale", "native_k_scale", "native_v_scale", "dq_k", "dq_v"):
             setattr(self, f"{name}_buffer", None)
-        self.stacking = stacking_for(self)
-        self.arenas = {group: self._new_arena() for group in self._groups()}
+        self.stacking = stacking_for(self, self.granule)
+        self.arenas: dict[int, Arena] = {}
+        self._memory: dict[int, torch.Tensor] = {}
+        for group in self._groups():
+            self.arenas[group], self._memory[group] = self._new_arena()
         views = [self._layer_view(self.start_layer + index) for index in range(self.layer_num)]
         self.k_buffer = [key for key, _ in views]
         self.v_buffer = [value for _, value in views]
@@ -121,7 +128,7 @@ class ArenaKvPool(MeshKvPool):
         return len(given) * self.stacking.unit_bytes * len(self.arenas)
 
     def take_back_pages(self, pages: ArrayLike) -> None:
-        done: list[CpuArena] = []
+        done: list[Arena] = []
         try:
             for arena in self.arenas.values():
                 arena.commit(pages)
@@ -132,7 +139,7 @@ class ArenaKvPool(MeshKvPool):
             raise
 
     def resident_bytes(self) -> int:
-        return sum(arena.resident_bytes() for arena in self.arenas.values())
+        return sum(resident_bytes(arena.base, arena.units * arena.unit_bytes) for arena in self.arenas.values())
 
     def units(self) -> wire.KvUnits:
         stacking, last = self.stacking, self.stacking.groups - 1
@@ -153,31 +160,40 @@ class ArenaKvPool(MeshKvPool):
         k = self.stacking.layers_per_group
         return range(self.start_layer // k, -(-(self.start_layer + self.layer_num) // k))
 
-    def _new_arena(self) -> CpuArena:
-        arena = CpuArena((self.size + self.page_size) // self.page_size, self.stacking.unit_bytes)
+    @property
+    def _pages(self) -> int:
+        return int(self.size + self.page_size) // int(self.page_size)
+
+    def _new_arena(self) -> tuple[Arena, torch.Tensor]:
+        """One that is all committed, and its bytes."""
+        arena = CpuArena(self._pages, self.stacking.unit_bytes)
         arena.commit(range(arena.units))
-        return arena
+        return arena, arena.bytes
+
+    def _move_kv_cache_impl(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """SGLang's kernel copies a slot's whole stride, which is that of all layers of the group."""
+        move_kv_cache_native(self.k_buffer, self.v_buffer, tgt_loc, src_loc)
 
     def _layer_view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         k = self.stacking.layers_per_group
-        elements = self.arenas[layer // k].bytes.view(self.store_dtype)
+        elements = self._memory[layer // k].view(self.store_dtype)
         stack = elements.view(-1, k, 2, self.head_num, self.head_dim)[: self.size + self.page_size]
         return stack[:, layer % k, 0], stack[:, layer % k, 1]
 
 
-def stacking_for(pool: Any) -> Stacking:
-    """The units of a pool. Raises ValueError where groups would be cut between stages, or where pages of this size
-    can't fill units of whole system pages: SGLang's own code needs slots at one stride."""
+def stacking_for(pool: Any, granule: int) -> Stacking:
+    """The units of a pool, multiples of `granule` bytes. Raises ValueError where groups would be cut between stages, or
+    where pages of this size can't fill units of whole granules: SGLang's own code needs slots at one stride."""
     k = int(os.environ[LAYERS_PER_GROUP_VARIABLE])
     if pool.start_layer % k:
         low = pool.start_layer // k * k
         raise ValueError(f"a stage starts at layer {pool.start_layer}; with {k} layers a group: at {low} or {low + k}")
     sizes = {"heads": pool.head_num, "head_dim": pool.head_dim, "element_bytes": pool.store_dtype.itemsize}
-    unit_bytes = default_unit_bytes(**sizes, layers_per_group=k, page_tokens=pool.page_size)
+    unit_bytes = default_unit_bytes(**sizes, layers_per_group=k, page_tokens=pool.page_size, granule=granule)
     layers = max(1, pool.start_layer + pool.layer_num)
     stacking = Stacking(layers=layers, **sizes, unit_bytes=unit_bytes, layers_per_group=k)
     if not stacking.affine or stacking.page_tokens != pool.page_size:
-        step = OS_PAGE_BYTES // math.gcd(OS_PAGE_BYTES, stacking.token_stride)
+        step = page_step(stacking.token_stride, granule)
         raise ValueError(f"page_size must be a multiple of {step} for {k} layers a group, not {pool.page_size}")
     return stacking
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshift.services.cli.errors import CommandError
 from meshift.services.cli.main import main
-from meshift.services.cli.up import KEY_VARIABLES, is_loopback, no_keys_needed
+from meshift.services.cli.up import KEY_VARIABLES, Up, UpSettings, is_loopback, no_keys_needed
 from meshift.services.launcher.mesh import FRONTEND, MeshPlan
 
 
@@ -39,3 +39,14 @@ def test_it_says_so_before_it_starts_anything(tmp_path: Path, capsys: pytest.Cap
 def test_the_frontend_is_told(without: bool, tmp_path: Path) -> None:
     plan = MeshPlan("nats://x", 1, {}, "127.0.0.1", 8000, tmp_path, 1.0, insecure_no_keys=without)
     assert plan.specs()[FRONTEND].settings.get("insecure_no_keys", False) is without
+
+
+def test_workers_get_stacking_and_attention_if_they_are_said(tmp_path: Path) -> None:
+    def given(**fields: object) -> dict[str, object]:
+        settings = UpSettings.model_validate(fields)
+        plan = Up(settings, tmp_path, tmp_path / "m", 8000, without_keys=True)._plan("nats://x")
+        return dict(plan.specs()["worker-1"].settings)
+
+    chosen = given(layers_per_group=4, attention_backend="torch_native")
+    assert (chosen["layers_per_group"], chosen["attention_backend"]) == (4, "torch_native")
+    assert not {"layers_per_group", "attention_backend"} & given().keys()

@@ -11,6 +11,7 @@ import pytest
 from meshift.kv_memory.block_table import BlockTable, OutOfPages, PageState, pick_pages
 
 SEQUENCES, STEPS = 60, 60
+"""The soak runs a hundred times as many."""
 COMPACTION_MS_MAX = 1.0
 
 
@@ -159,10 +160,68 @@ def test_random_sequences() -> None:
             model.check()
 
 
+def test_requests_that_move_between_two_tables() -> None:
+    """Reserve there, then claim there and free here, or give up, or crash: both tables stay whole, nothing is lost."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for _ in range(SEQUENCES):
+        sizes = [dice.randint(1, 40) for _ in range(2)]
+        models = [Model(BlockTable(size, size), size, dice) for size in sizes]
+        requests: list[tuple[int, list[int]]] = []
+        for number in range(STEPS):
+            if requests and dice.random() < 0.6:
+                here, pages = requests.pop(dice.randrange(len(requests)))
+                requests.append(_moved(models, here, pages, f"move {number}", dice))
+            else:
+                here = dice.randrange(2)
+                pages = models[here].taken(models[here].table.allocate, PageState.FREE, PageState.USED)
+                requests.append((here, pages))
+            if dice.random() < 0.3:
+                here, pages = requests.pop(dice.randrange(len(requests)))
+                models[here].table.free(pages)
+                models[here].put(pages, PageState.USED, PageState.FREE)
+            for model in models:
+                dice.choice((Model.shrink, Model.grow, Model.compact))(model)
+                model.check()
+            for which, model in enumerate(models):
+                held = [page for here, pages in requests if here == which for page in pages]
+                assert sorted(held) == model.pages(PageState.USED)
+
+
+def _moved(models: list[Model], here: int, pages: list[int], owner: str, dice: random.Random) -> tuple[int, list[int]]:
+    """Where the request is afterwards."""
+    source, destination = models[here], models[1 - here]
+    before = destination.table.counts
+    try:
+        promised = destination.table.reserve(owner, len(pages), destination.now_s + 1.0).tolist()
+    except OutOfPages:
+        assert before == destination.table.counts
+        return here, pages
+    destination.put(promised, PageState.FREE, PageState.RESERVED)
+    destination.check()
+    outcome = dice.choice(("commit", "commit", "abort", "crash"))
+    if outcome == "commit":
+        assert destination.table.claim(owner).tolist() == promised
+        destination.put(promised, PageState.RESERVED, PageState.USED)
+        source.table.free(pages)
+        source.put(pages, PageState.USED, PageState.FREE)
+        return 1 - here, promised
+    if outcome == "abort":
+        destination.table.cancel(owner)
+    else:
+        destination.now_s += 1.0
+        assert destination.table.expire(destination.now_s) == [owner]
+    destination.put(promised, PageState.RESERVED, PageState.FREE)
+    assert before == destination.table.counts
+    return here, pages
+
+
 @pytest.mark.soak
 def test_many_random_sequences() -> None:
     for _ in range(100):
         test_random_sequences()
+        test_requests_that_move_between_two_tables()
 
 
 def test_pages_are_reused_low_first() -> None:
