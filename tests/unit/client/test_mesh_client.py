@@ -127,9 +127,9 @@ async def test_memory_command(shell: Shell) -> None:
     name = shell.frontend.operators.known[0].load.owner.instance_id
     settings = memory.MemorySettings.model_validate({"instance": name, "url": "http://mesh", "admin_key": ADMIN})
     shown = memory.describe(await memory.ask(settings, transport))
-    assert f"{shell.frontend.operators.known[0].load.capacity} tokens = " in shown
+    assert "1024 tokens = 0 used" in shown
     settings = settings.model_copy(update={"capacity": 64, "preempt": True})
-    done = memory.describe(await memory.ask(settings, transport))
+    done = memory.describe_resize(await memory.ask(settings, transport))
     assert "64 tokens; 32 tokens of cached prefixes and 1 requests went, 3.0 MiB given back, 5.0 MiB held" in done
     assert "not what was asked for: requests hold the rest" in done
     assert shell.frontend.operators.resized == [(name, MemoryBody(capacity=64, preempt=True))]
