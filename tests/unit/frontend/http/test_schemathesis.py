@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from schemathesis.specs.openapi.schemas import OpenApiSchema
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
 from tests.unit.frontend.fake_frontend import Script
@@ -30,7 +31,21 @@ def document(tiny_folder: Path, tiny: ChatTokenizer) -> OpenApiSchema:
     shell = make_shell(tiny_folder, tiny)
     steps = shell.say("Paris is the capital of France.")
     shell.frontend.play = lambda _request: Script(steps)
-    return schemathesis.openapi.from_asgi("/openapi.json", shell.app)
+    return schemathesis.openapi.from_asgi("/openapi.json", _in_one_life(shell.app))
+
+
+def _in_one_life(app: ASGIApp) -> ASGIApp:
+    """The application without its lifespan: schemathesis begins and ends one around each call."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        for event in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{event}.complete"})
+
+    return call
 
 
 OPERATIONS = (
@@ -89,5 +104,9 @@ def test_the_document_is_served(document: OpenApiSchema, method: str, path: str)
     run()
     print(f"{method} {path}: {dict(statuses)}")
     # Hardly any made-up name is one that exists.
-    named = {("GET", "/v1/models/{name}"), ("GET", "/admin/instances/{instance_id}/memory")}
+    named = {
+        ("GET", "/v1/models/{name}"),
+        ("GET", "/admin/instances/{instance_id}/memory"),
+        ("GET", "/admin/explain/{request_id}"),
+    }
     assert statuses[200] or (method, path) in named
