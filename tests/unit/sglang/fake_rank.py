@@ -36,6 +36,13 @@ def answer(command: wire.Command, rank: int, submits: int) -> wire.Report | None
             fingerprint=rank if "FAKE_DIFFERENT" in os.environ else 0,
             problems=[problems] if problems else [],
         )
+    if isinstance(command, wire.AskMemory):
+        units = wire.KvUnits(
+            layers_per_group=2, groups=1, last_group_layers=2 - rank, page_tokens=4, unit_bytes=100,
+            unit_waste_bytes=4, last_unit_waste_bytes=4 + 48 * rank, units=20, committed=17,
+            waste_bytes=17 * (4 + 48 * rank),
+        )  # fmt: skip
+        return wire.KvMemory(rank=rank, nonce=command.nonce, iteration=submits, resident_bytes=50 + rank, units=units)
     if isinstance(command, wire.Submit) and rank == 0:
         finish = wire.FinishRow(
             row=0,

@@ -207,3 +207,14 @@ async def test_start_only_on_the_main_thread(make: Start) -> None:
 
 def test_the_real_program() -> None:
     assert instance_module.RANK_PROGRAM[:3] == (sys.executable, "-P", "-m")
+
+
+async def test_what_holds_kv_is_asked_of_the_ranks(make: Start) -> None:
+    engine = make()
+    with pytest.raises(Unavailable):
+        await engine.kv_memory()
+    await engine.start(CollectingListener())
+    now = await engine.kv_memory()
+    assert (now.resident_bytes, now.request_tokens_max) == (50, 60)
+    assert now.units is not None
+    assert (now.units.committed_bytes, now.units.waste_bytes) == (1700, 68)
