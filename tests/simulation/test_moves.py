@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshift.backends.sim.engine import Emit
+from meshift.backends.sim.core import Emit
 from meshift.backends.sim.parameters import SimParameters
 from meshift.schemas import subjects
 from meshift.schemas.errors import Stale
