@@ -32,7 +32,13 @@ async def pair(request: pytest.FixtureRequest, base_engine: Rig, overlapping: Ri
 
 
 class TestMoves(EngineMoveSuite):
-    """All of it, in both directions."""
+    """From it, where a freeze may come when the next step is launched already; to it they are in the journeys."""
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def pair(self, base_engine: Rig, overlapping: Rig) -> AsyncIterator[MovePair]:
+        pair = pair_of(overlapping, base_engine)
+        yield pair
+        await pair.settle()
 
 
 class TestJourneys(JourneySuite):
