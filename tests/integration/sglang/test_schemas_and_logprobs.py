@@ -54,24 +54,6 @@ async def staged(staged_engine: Rig) -> AsyncIterator[Rig]:
     await staged_engine.settle()
 
 
-def costly_schema(properties: int) -> str:
-    """The time to compile it grows faster than the square of the number."""
-    fields = {f"p{number}": {"type": "string"} for number in range(properties)}
-    return json.dumps({"type": "object", "properties": fields}, separators=(",", ":"))
-
-
-async def test_a_costly_schema_is_refused_and_others_go_on(base: Rig) -> None:
-    prompt = base.prompt(5)
-    costly = submit(base, prompt, **{**CONSTRAINED, "json_schema": costly_schema(2300)})
-    others = [submit(base, prompt, **CONSTRAINED), submit(base, prompt)]
-    await base.finished(costly, *others)
-    assert costly.finish is not None
-    assert costly.finish.reason == FinishReason.ERROR
-    assert costly.finish.param == "json_schema"
-    assert "takes too long to compile" in costly.finish.message
-    assert [stream.finish.reason for stream in others if stream.finish] == [FinishReason.STOP, FinishReason.LENGTH]
-
-
 def check_close(given: Sequence[TokenLogprob], expected: Sequence[TokenLogprob]) -> None:
     """The same tokens, and values within the tolerance."""
     assert len(given) == len(expected)
