@@ -15,6 +15,7 @@ from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport.base import Address
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
+from meshift.schemas.memory import MemoryUnits
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 
 
@@ -153,35 +154,6 @@ class EngineStartError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class KvUnits:
-    """The units of an instance that keeps KV in stacked layers: the arithmetic, which is fixed, and what there is now.
-    A rank has units of its own; counts and bytes are of all ranks unless said."""
-
-    layers_per_group: int
-    """k."""
-    groups: int
-    """Of the model."""
-    last_group_layers: int
-    """In the last group."""
-    page_tokens: int
-    """T: tokens of a unit, and so of a page."""
-    unit_bytes: int
-    """Of one unit."""
-    unit_waste_bytes: int
-    """Of one unit of a whole group, that no token can use."""
-    last_unit_waste_bytes: int
-    """As `unit_waste_bytes`, of the last group."""
-    units: int
-    """For which there are addresses."""
-    committed: int
-    """That are backed now. For each group and rank there is one beyond the capacity's pages: SGLang's padding writes
-    go there."""
-    committed_bytes: int
-    waste_bytes: int
-    """Of the committed units, that no token can use."""
-
-
-@dataclass(frozen=True, slots=True)
 class KvMemoryNow:
     """What holds an instance's KV, beside what its load says."""
 
@@ -189,7 +161,7 @@ class KvMemoryNow:
     """Prompt plus output of one request."""
     resident_bytes: int
     """Held by all ranks, as the system counts: memory comes with the first write to it."""
-    units: KvUnits | None
+    units: MemoryUnits | None
     """None: SGLang's own buffers, one slab a layer, shared out token by token."""
 
 
@@ -213,7 +185,7 @@ class KvResized:
     """Why it isn't the capacity that was asked for; empty if it is."""
     duration_ns: int
     """Of the slowest rank's step thread."""
-    units: KvUnits | None = None
+    units: MemoryUnits | None = None
     """See `KvMemoryNow`."""
 
 

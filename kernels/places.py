@@ -58,3 +58,22 @@ class KvPlace:
     def to(self, device: "torch.device | str") -> "KvPlace":
         """With the table of addresses where a kernel of that device reads it."""
         return replace(self, pages=self.pages.to(device))
+
+
+class LayerPlaces:
+    """The places of an engine's layers, which are asked for at every step: made once for each buffer."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, KvPlace]] = {}
+
+    def of(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KvPlace | None:
+        """Of the buffers that a layer has now; a pool may put others in place. None: `KvPlace` can't tell of them."""
+        known = self._known.get(layer)
+        if known is not None and known[0] is key:
+            return known[1]
+        try:
+            place = KvPlace.of_buffers(key, value)
+        except ValueError:
+            return None
+        self._known[layer] = (key, place)
+        return place

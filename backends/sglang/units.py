@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from meshift.backends.base import KvUnits
 from meshift.backends.sglang import wire
+from meshift.schemas.memory import MemoryUnits
 
 
-def units_of(ranks: Sequence[wire.KvUnits | None], tensor_ranks: int) -> KvUnits | None:
+def units_of(ranks: Sequence[wire.KvUnits | None], tensor_ranks: int) -> MemoryUnits | None:
     """Of all ranks together, in rank order: stage by stage, and in each stage the tensor ranks, which hold the same
     groups. None without units."""
     known = [rank for rank in ranks if rank is not None]
@@ -14,7 +14,7 @@ def units_of(ranks: Sequence[wire.KvUnits | None], tensor_ranks: int) -> KvUnits
         return None
     stages = [stage for stage in known[::tensor_ranks] if stage.groups]
     first, last = stages[0], stages[-1]
-    return KvUnits(
+    return MemoryUnits(
         layers_per_group=first.layers_per_group,
         groups=sum(stage.groups for stage in stages),
         last_group_layers=last.last_group_layers,

@@ -197,7 +197,7 @@ class IntegrityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True
 
 
 class KvUnits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A rank's units; see `backends.base.KvUnits`. The last group is this rank's last."""
+    """A rank's units; see `schemas.memory.MemoryUnits`. The last group is this rank's last."""
 
     layers_per_group: int
     groups: int

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from dataclasses import asdict
 from typing import Any
 
 from meshift.backends.base import Engine, EngineInfo, KvMemoryNow, KvResized, ResizableEngine
 from meshift.schemas import subjects
 from meshift.schemas.errors import MeshError, PeerTimeout, Unavailable, Unsupported
 from meshift.schemas.identity import Owner
-from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest, MemoryUnits
+from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryRequest
 from meshift.services.bus.base import Bus, Subscription
 
 logger = logging.getLogger(__name__)
@@ -65,11 +64,7 @@ class KvMemory:
 
     async def _told(self) -> MemoryReply:
         engine = self._engine
-        if isinstance(engine, ResizableEngine):
-            now = await engine.kv_memory()
-        else:
-            now = None
-        return self._reply(now)
+        return self._reply(await engine.kv_memory() if isinstance(engine, ResizableEngine) else None)
 
     async def _resized(self, wanted: MemoryBody) -> MemoryReply:
         engine = self._engine
@@ -86,7 +81,6 @@ class KvMemory:
 
     def _reply(self, now: KvMemoryNow | KvResized | None, **done: Any) -> MemoryReply:
         load, page_tokens = self._engine.load(), self._info.page_size
-        units = None if now is None or now.units is None else MemoryUnits(**asdict(now.units))
         return MemoryReply(
             owner=self._owner,
             capacity=load.capacity,
@@ -98,6 +92,6 @@ class KvMemory:
             page_tokens=page_tokens,
             request_tokens_max=self._info.model.context_tokens_max if now is None else now.request_tokens_max,
             resident_bytes=None if now is None else now.resident_bytes,
-            units=units,
+            units=None if now is None else now.units,
             **done,
         )

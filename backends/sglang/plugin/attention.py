@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from meshift.kernels.attention import AttentionBatch
 from meshift.kernels.cpu.attention import attend, supports
 from meshift.kernels.cpu.check import kernel_problem
-from meshift.kernels.places import KvPlace
+from meshift.kernels.places import LayerPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +101,11 @@ class MeshCpuAttention(MeshAttention):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        self._places: dict[int, tuple[Any, KvPlace]] = {}
+        self._places = LayerPlaces()
 
     def _kernel(self, query: torch.Tensor, layer: Any, batch: AttentionBatch) -> Compute | None:
-        place = self._place_of(layer.layer_id)
+        pool, layer_id = self.token_to_kv_pool, layer.layer_id
+        place = self._places.of(layer_id, pool.get_key_buffer(layer_id), pool.get_value_buffer(layer_id))
         if place is None or query.dtype != place.dtype or not supports(place, layer.tp_q_head_num):
             return None
 
@@ -114,20 +115,6 @@ class MeshCpuAttention(MeshAttention):
             return out
 
         return compute
-
-    def _place_of(self, layer_id: int) -> KvPlace | None:
-        """Where the layer's K and V are now; a pool may put other buffers in place."""
-        pool = self.token_to_kv_pool
-        key, value = pool.get_key_buffer(layer_id), pool.get_value_buffer(layer_id)
-        known = self._places.get(layer_id)
-        if known is not None and known[0] is key:
-            return known[1]
-        try:
-            place = KvPlace.of_buffers(key, value)
-        except ValueError:
-            return None
-        self._places[layer_id] = (key, place)
-        return place
 
 
 def _plain_layer(layer: Any) -> bool:

@@ -21,7 +21,7 @@ from meshift.backends.sglang import wire
 from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
 from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.cpu.slots import store_tokens
-from meshift.kernels.places import KvPlace
+from meshift.kernels.places import LayerPlaces
 from meshift.kv_memory.arena import Arena, CpuArena
 from meshift.kv_memory.arena.cpu import resident_bytes
 from meshift.kv_memory.dirty_map import DirtyMap
@@ -39,13 +39,15 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
     """SGLang's own buffers. Every write through the pool marks the slots, after they are written."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._places: dict[int, tuple[torch.Tensor, KvPlace]] = {}
+        self._places = LayerPlaces()
         super().__init__(*args, **kwargs)
         self._compiled = str(self.device) == "cpu" and kernel_problem() is None
         self.dirty = DirtyMap(self.size + self.page_size)
 
     def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
-        place = self._place_of(layer_idx) if self._compiled else None
+        place = None
+        if self._compiled:
+            place = self._places.of(layer_idx, self.k_buffer[layer_idx], self.v_buffer[layer_idx])
         if place is None or not _stores(loc, cache_k, cache_v):
             super()._store_kv_layer(layer_idx, loc, cache_k, cache_v)
         else:
@@ -79,18 +81,6 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
     def units(self) -> wire.KvUnits | None:
         """Those of stacked layers; None: one slab a layer, shared out token by token."""
         return None
-
-    def _place_of(self, layer_idx: int) -> KvPlace | None:
-        key, value = self.k_buffer[layer_idx], self.v_buffer[layer_idx]
-        known = self._places.get(layer_idx)
-        if known is not None and known[0] is key:
-            return known[1]
-        try:
-            place = KvPlace.of_buffers(key, value)
-        except ValueError:
-            return None
-        self._places[layer_idx] = (key, place)
-        return place
 
     def _mark(self, slots: torch.Tensor) -> None:
         if self.dirty.readers:

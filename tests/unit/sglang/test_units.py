@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from meshift.backends.base import KvUnits
 from meshift.backends.sglang import wire
 from meshift.backends.sglang.units import units_of
+from meshift.schemas.memory import MemoryUnits
 
 
 def rank(**changes: Any) -> wire.KvUnits:
@@ -17,7 +17,7 @@ def rank(**changes: Any) -> wire.KvUnits:
 
 def test_two_stages_of_two_tensor_ranks() -> None:
     last = rank(groups=3, last_group_layers=2, last_unit_waste_bytes=51, units=30, committed=12, waste_bytes=212)
-    assert units_of([rank(), rank(), last, last], 2) == KvUnits(
+    assert units_of([rank(), rank(), last, last], 2) == MemoryUnits(
         layers_per_group=4,
         groups=8,
         last_group_layers=2,

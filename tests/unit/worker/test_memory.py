@@ -1,21 +1,23 @@
 """The worker's endpoint for KV memory: what the engine says, and what it says when it can't."""
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from meshift.backends.base import KvMemoryNow, KvResized, KvUnits, ResizableEngine
+from meshift.backends.base import KvMemoryNow, KvResized, ResizableEngine
 from meshift.backends.sim.engine import SimEngine
 from meshift.schemas.errors import PeerTimeout, Unavailable, Unsupported
 from meshift.schemas.identity import Owner
-from meshift.schemas.memory import MemoryBody, MemoryRequest
+from meshift.schemas.memory import MemoryBody, MemoryRequest, MemoryUnits
 from meshift.services.worker.memory import KvMemory
 from tests.contract.engine_kit import CollectingListener
 
 OWNER = Owner(instance_id="w", incarnation=1)
-UNITS = KvUnits(4, 8, 2, 16, 98_304, 0, 49_152, 1032, 520, 520 * 98_304, 65 * 49_152)
+UNITS = MemoryUnits(
+    layers_per_group=4, groups=8, last_group_layers=2, page_tokens=16, unit_bytes=98_304, unit_waste_bytes=0,
+    last_unit_waste_bytes=49_152, units=1032, committed=520, committed_bytes=520 * 98_304, waste_bytes=65 * 49_152,
+)  # fmt: skip
 DONE = KvResized(64, 60, 1, 2, 3, 4, "requests hold the rest", 5, UNITS)
 NOW = KvMemoryNow(61, 9, UNITS)
 
@@ -68,7 +70,7 @@ async def test_what_was_done() -> None:
     assert (reply.preempted, reply.released_bytes, reply.resident_bytes) == (2, 3, 4)
     assert reply.reason == "requests hold the rest"
     assert reply.units is not None
-    assert reply.units.model_dump() == asdict(UNITS)
+    assert reply.units == UNITS
     assert memory.newest == reply
 
 
