@@ -190,11 +190,25 @@ async def test_a_client_closed_while_it_starts_leaves(nats_url: str, monkeypatch
     assert await discover(nats_url, "$SRV.PING") == []
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(nats_url: str) -> None:
+@pytest.mark.parametrize("step", ["connect", "subscribe", "flush"])
+async def test_a_start_that_is_cancelled_leaves_nothing(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    reached, original = asyncio.Event(), getattr(Client, step)
+
+    async def done_and_not_answered(self: Client, *args: Any, **options: Any) -> Any:
+        result = await original(self, *args, **options)
+        if not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+        return result
+
+    monkeypatch.setattr(Client, step, done_and_not_answered)
     async with buses_at(nats_url) as buses:
         bus = buses.new("a")
         starting = asyncio.ensure_future(buses.start(bus, "a"))
-        await asyncio.sleep(0.002)
+        async with asyncio.timeout(DEADLINE_S):
+            await reached.wait()
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
