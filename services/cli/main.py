@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "explain": Command("explain", "why a request went where it went"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
+    "calibrate": Command("calibrate", "measure an instance, for headroom and simulation"),
     "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),
