@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "worker": Command("service", "run one instance (started by `up`)"),
     "scheduler": Command("service", "run a scheduler (started by `up`)"),
     "frontend": Command("service", "run a frontend with its REST API (started by `up`)"),
+    "launcher": Command("service", "start and drain workers of a compose project by load"),
 }
 
 
