@@ -187,18 +187,25 @@ class LauncherService:
     # ---- what it does
 
     async def _bring_up(self, name: str, timeout_s: float) -> None:
+        why = ""
         try:
             async with asyncio.timeout(timeout_s):
                 name = self._named(name, await self._launcher.launch(name, self._spec_of(name)))
                 await self._launcher.wait_ready(name)
         except TimeoutError:
-            await self._failed(name, f"{name} wasn't ready in {timeout_s:g} s")
+            why = f"{name} wasn't ready in {timeout_s:g} s"
         except LauncherError as error:
-            await self._failed(name, str(error))
+            why = str(error)
+        known = self._known.get(name)
+        if known is None or not known.coming:
+            # Its own reports were sooner than what its launcher waits for, and it has been released since.
+            return
+        if why:
+            await self._failed(name, why)
         else:
             self._failures_in_a_row = 0
             self._last_failure = ""
-            self._known[name].coming = False
+            known.coming = False
         self._publish()
 
     def _named(self, asked: str, name: str) -> str:

@@ -113,6 +113,16 @@ async def test_what_is_released_drains_first_and_is_stopped_then(running: Runnin
     await worker.close()
 
 
+async def test_one_that_is_released_before_it_counts_as_ready_is_no_start_that_failed(running: Running) -> None:
+    await running.launched(1)
+    await running.scheduler.launch(2)
+    await running.project.until(lambda: name_of(2) in running.scheduler.instances)
+    await running.scheduler.release(name_of(2))
+    await running.project.until(lambda: running.scheduler.instances == {name_of(1): LaunchState.READY})
+    assert (running.service.launches, running.service.failures) == (2, 0)
+    assert (await running.scheduler.launch(2)).report.backoff_s == 0.0
+
+
 async def test_one_that_never_comes_up_is_removed_and_blocks_nothing(running: Running) -> None:
     await running.launched(1)
     await running.scheduler.launch(2, timeout_s=2.0)
