@@ -65,15 +65,63 @@ async def test_other_stackings(k: int, base: Rig, random_llama: Path, tmp_path: 
         await rig.settle()
 
 
-async def test_two_stages_of_whole_groups(base: Rig, random_llama: Path, tmp_path: Path) -> None:
-    async with running(random_llama, tmp_path, layers_per_group=3, pipeline_stages=2, capacity_tokens_max=GROWN) as rig:
-        await compare(base, rig)
-        streams = [submit(rig, rig.prompt(30), max_new_tokens=60) for _ in range(4)]
-        await rig.produced(streams[0], 3)
-        assert (await resize(rig, GROWN)).capacity == GROWN
-        assert (await resize(rig, 640)).capacity >= 640
-        await results(rig, *streams)
-        await rig.settle()
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def staged_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    settings = {"layers_per_group": 3, "pipeline_stages": 2, "capacity_tokens": START, "capacity_tokens_max": GROWN}
+    async with running(random_llama, tmp_path_factory.mktemp("staged"), **settings) as rig:
+        yield rig
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def staged(staged_engine: Rig) -> AsyncIterator[Rig]:
+    """Two stages of six and two layers, left idle, whole, and at their first capacity by each test."""
+    yield staged_engine
+    await resize(staged_engine, START)
+    await staged_engine.settle()
+
+
+async def test_two_stages_of_whole_groups(base: Rig, staged: Rig) -> None:
+    await compare(base, staged)
+    streams = [submit(staged, staged.prompt(30), max_new_tokens=60) for _ in range(4)]
+    await staged.produced(streams[0], 3)
+    assert (await resize(staged, GROWN)).capacity == GROWN
+    assert (await resize(staged, 640)).capacity >= 640
+    await results(staged, *streams)
+
+
+async def test_stages_preempt_alike(base: Rig, staged: Rig) -> None:
+    """Those that go are in both micro-batches, of which one is always being computed."""
+    prompts = [staged.prompt(150) for _ in range(4)]
+    alone = [await generate(base, prompt, max_new_tokens=70) for prompt in prompts]
+    streams = [submit(staged, prompt, max_new_tokens=70) for prompt in prompts]
+    for stream in streams:
+        await staged.produced(stream, 1)
+    held = await resize(staged, 320)
+    assert (held.preempted, held.capacity >= 600) == (0, True)
+    small = await resize(staged, 320, preempt=True)
+    assert (small.capacity, small.reason) == (320, "")
+    assert small.preempted >= 2
+    found: list[Result] = await results(staged, *streams)
+    assert [result.tokens for result in found] == [result.tokens for result in alone]
+    assert sum(result.finish.preemptions for result in found) >= small.preempted
+
+
+async def test_stages_resize_and_serve_at_random(base: Rig, staged: Rig) -> None:
+    assert isinstance(staged.engine, ResizableEngine)
+    dice = staged.random
+    prompts = [staged.prompt(dice.randint(5, 150)) for _ in range(12)]
+    lengths = [dice.randint(5, 60) for _ in prompts]
+    expected = await results(
+        base, *(submit(base, one, max_new_tokens=size) for one, size in zip(prompts, lengths, strict=True))
+    )
+    streams = []
+    for prompt, size in zip(prompts, lengths, strict=True):
+        streams.append(submit(staged, prompt, max_new_tokens=size))
+        wanted = [dice.randint(300, GROWN) for _ in range(dice.randint(1, 3))]
+        await asyncio.gather(*(staged.engine.resize_kv(one, preempt=True) for one in wanted))
+        await staged.engine.check_integrity()
+    found = await results(staged, *streams)
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
 
 
 async def test_two_tensor_ranks(base: Rig, random_llama: Path, tmp_path: Path) -> None:
