@@ -1,16 +1,14 @@
 """KV memory in units of an arena: the same tokens for every stacking, and a capacity that changes while it serves."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from meshift.backends.base import KvResized, ResizableEngine
-from meshift.schemas.errors import ContextTooLong
+from meshift.backends.base import ResizableEngine
 from tests.contract.engine_kit import Rig
+from tests.contract.engine_resize_suite import EngineResizeSuite, resize
 from tests.integration.sglang.conftest import running
 from tests.integration.sglang.generation import Result, compare, generate, results, submit
 
@@ -34,17 +32,6 @@ async def stacked(stacked_engine: Rig) -> AsyncIterator[Rig]:
     yield stacked_engine
     await resize(stacked_engine, START)
     await stacked_engine.settle()
-
-
-async def resize(rig: Rig, capacity: int, **options: Any) -> KvResized:
-    """Resize, and see that the books agree at once."""
-    assert isinstance(rig.engine, ResizableEngine)
-    answer = await rig.engine.resize_kv(capacity, **options)
-    print(answer)
-    await rig.engine.check_integrity()
-    load = rig.engine.load()
-    assert load.used + load.cached + load.free + load.reserved == load.capacity == answer.capacity
-    return answer
 
 
 async def test_stacking_changes_no_token(base: Rig, stacked: Rig) -> None:
@@ -89,39 +76,18 @@ async def test_two_stages_of_whole_groups(base: Rig, staged: Rig) -> None:
     await results(staged, *streams)
 
 
-async def test_stages_preempt_alike(base: Rig, staged: Rig) -> None:
-    """Those that go are in both micro-batches, of which one is always being computed."""
-    prompts = [staged.prompt(150) for _ in range(4)]
-    alone = [await generate(base, prompt, max_new_tokens=70) for prompt in prompts]
-    streams = [submit(staged, prompt, max_new_tokens=70) for prompt in prompts]
-    for stream in streams:
-        await staged.produced(stream, 1)
-    held = await resize(staged, 320)
-    assert (held.preempted, held.capacity >= 600) == (0, True)
-    small = await resize(staged, 320, preempt=True)
-    assert (small.capacity, small.reason) == (320, "")
-    assert small.preempted >= 2
-    found: list[Result] = await results(staged, *streams)
-    assert [result.tokens for result in found] == [result.tokens for result in alone]
-    assert sum(result.finish.preemptions for result in found) >= small.preempted
+class TestResizesOfTwoStages(EngineResizeSuite):
+    """Those that have to go are in both micro-batches, of which one is always being computed."""
+
+    @pytest.fixture
+    def rig(self, staged: Rig) -> Rig:
+        return staged
 
 
-async def test_stages_resize_and_serve_at_random(base: Rig, staged: Rig) -> None:
-    assert isinstance(staged.engine, ResizableEngine)
-    dice = staged.random
-    prompts = [staged.prompt(dice.randint(5, 150)) for _ in range(12)]
-    lengths = [dice.randint(5, 60) for _ in prompts]
-    expected = await results(
-        base, *(submit(base, one, max_new_tokens=size) for one, size in zip(prompts, lengths, strict=True))
-    )
-    streams = []
-    for prompt, size in zip(prompts, lengths, strict=True):
-        streams.append(submit(staged, prompt, max_new_tokens=size))
-        wanted = [dice.randint(300, GROWN) for _ in range(dice.randint(1, 3))]
-        await asyncio.gather(*(staged.engine.resize_kv(one, preempt=True) for one in wanted))
-        await staged.engine.check_integrity()
-    found = await results(staged, *streams)
-    assert [result.tokens for result in found] == [result.tokens for result in expected]
+class TestResizes(EngineResizeSuite):
+    @pytest.fixture
+    def rig(self, stacked: Rig) -> Rig:
+        return stacked
 
 
 async def test_two_tensor_ranks(base: Rig, random_llama: Path, tmp_path: Path) -> None:
@@ -129,18 +95,6 @@ async def test_two_tensor_ranks(base: Rig, random_llama: Path, tmp_path: Path) -
         await compare(base, rig)
         assert (await resize(rig, 800)).capacity == 800
         await rig.settle()
-
-
-async def test_memory_goes_and_comes_while_it_serves(stacked: Rig) -> None:
-    prompts = [stacked.prompt(60) for _ in range(4)]
-    expected = [await generate(stacked, prompt) for prompt in prompts]
-    streams = [submit(stacked, prompt) for prompt in prompts]
-    await stacked.produced(streams[0], 2)
-    for capacity in (800, GROWN, 640, START):
-        answer = await resize(stacked, capacity)
-        assert (answer.capacity, answer.preempted, answer.reason) == (capacity, 0, "")
-    found = await results(stacked, *streams)
-    assert [result.tokens for result in found] == [result.tokens for result in expected]
 
 
 async def test_units_go_back_to_the_system(stacked: Rig) -> None:
@@ -196,33 +150,3 @@ async def test_prefixes_go_first_then_only_what_may(stacked: Rig) -> None:
     found: list[Result] = await results(stacked, *streams)
     assert [result.tokens for result in found] == [result.tokens for result in alone]
     assert sum(result.finish.preemptions for result in found) >= preempted.preempted
-
-
-async def test_never_below_what_a_request_needs(stacked: Rig) -> None:
-    stream = submit(stacked, stacked.prompt(200), max_new_tokens=100)
-    await stacked.produced(stream, 1)
-    answer = await resize(stacked, 64, preempt=True)
-    assert 300 <= answer.capacity < 400
-    assert "may need" in answer.reason
-    (result,) = await results(stacked, stream)
-    assert len(result.tokens) == 100
-    small = await resize(stacked, 64)
-    assert small.capacity == 64
-    with pytest.raises(ContextTooLong):
-        submit(stacked, stacked.prompt(100))
-    beyond = await resize(stacked, 10 * GROWN)
-    assert (beyond.capacity, "no more room" in beyond.reason) == (GROWN, True)
-
-
-async def test_resizes_and_requests_at_random(stacked: Rig) -> None:
-    dice = stacked.random
-    prompts = [stacked.prompt(dice.randint(5, 150)) for _ in range(14)]
-    lengths = [dice.randint(5, 60) for _ in prompts]
-    expected = [await generate(stacked, one, max_new_tokens=size) for one, size in zip(prompts, lengths, strict=True)]
-    streams = []
-    for prompt, size in zip(prompts, lengths, strict=True):
-        streams.append(submit(stacked, prompt, max_new_tokens=size))
-        await asyncio.sleep(0.02)
-        await resize(stacked, dice.randint(300, GROWN), preempt=dice.random() < 0.5)
-    found = await results(stacked, *streams)
-    assert [result.tokens for result in found] == [result.tokens for result in expected]
