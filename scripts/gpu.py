@@ -189,14 +189,14 @@ def attention_figures(name: str, sequences: int, tokens: int, queries: int) -> d
     query = torch.randn(sequences * queries, QUERY_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(query)
     scale = DIM**-0.5
-    ours = gpu_ms(lambda: triton_attention.attend(query, place, batch, out, scale, queries))
+    ours = gpu_ms(lambda: triton_attention.attend(query, place, batch, out, scale, queries, tokens))
     content = torch.empty(1, table.numel(), 2, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     triton_attention.gather_places([place], table.reshape(-1).long(), content)
     key, value = content[0, :, 0].contiguous(), content[0, :, 1].contiguous()
     in_order = torch.arange(table.numel(), device="cuda", dtype=torch.int32).view(sequences, tokens)
     plain, plain_batch = KvPlace.of_buffers(key, value).to("cuda"), AttentionBatch(counts, lengths, in_order, rows)
     plain_out = torch.empty_like(query)
-    contiguous = gpu_ms(lambda: triton_attention.attend(query, plain, plain_batch, plain_out, scale, queries))
+    contiguous = gpu_ms(lambda: triton_attention.attend(query, plain, plain_batch, plain_out, scale, queries, tokens))
     keys, values = (part.view(sequences, tokens, HEADS, DIM).transpose(1, 2) for part in (key, value))
     asked = query.view(sequences, queries, QUERY_HEADS, DIM).transpose(1, 2)
 

@@ -303,15 +303,15 @@ def test_triton_backend(pool: Any, extends: list[int] | None, monkeypatch: pytes
     from meshift.kernels import triton_attention
     from meshift.kernels.cpu.attention import attend
 
-    longest: list[int] = []
+    told: list[tuple[int, int]] = []
 
-    def played(query: Any, place: Any, batch: Any, out: Any, scale: float, query_longest: int) -> None:
-        longest.append(query_longest)
+    def played(query: Any, place: Any, batch: Any, out: Any, scale: float, query_longest: int, longest: int) -> None:
+        told.append((query_longest, longest))
         attend(query, place, batch, out, scale)
 
     monkeypatch.setattr(triton_attention, "attend", played)
     attend_once(TritonAttention(runner(pool, slots_table())), pool, extends)
-    assert longest == [max(extends or [1])]
+    assert told == [(max(extends or [1]), 200)]
 
 
 @pytest.mark.parametrize("extends", [None, [60, 90]], ids=["decode", "extend"])
