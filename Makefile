@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help setup up test check format bench soak lock image-locks clean
+.PHONY: help setup up test check format bench gpu soak lock image-locks clean
 
 help:
 	@echo 'make setup    the environment (.venv/) and the chat model'
@@ -11,6 +11,7 @@ help:
 	@echo 'make check    format, lint, types, layers'
 	@echo 'make format   mend what the formatter and the linter can mend'
 	@echo 'make bench    the benchmarks; a name and options in ARGS'
+	@echo 'make gpu      the tests and speeds that need a GPU, on this machine'"'"'s; options in ARGS="--json FILE"'
 	@echo 'make soak     the simulation over many more seeds; moves in a real mesh for SOAK_MINUTES=10'
 	@echo 'make lock     resolve the dependencies anew into requirements.lock'
 	@echo 'make image-locks  compose/requirements/ out of requirements.lock'
@@ -38,6 +39,9 @@ format: setup
 
 bench: setup
 	@$(BIN)/meshift bench $(ARGS)
+
+gpu: setup
+	@$(BIN)/python scripts/gpu.py $(ARGS)
 
 soak: setup
 	@$(BIN)/pytest -m soak $(ARGS)

@@ -1,8 +1,8 @@
 """What the engine reports of its memory, and the check that it is true."""
 
 from meshift.backends.base import ClassUsage, EngineLoad
-from meshift.backends.sim.core import EngineCore, Work
-from meshift.backends.sim.lifecycle import RequestState
+from meshift.backends.sim.core import EngineCore
+from meshift.backends.sim.lifecycle import RequestState, Work
 
 RUNS = frozenset((RequestState.PREFILL, RequestState.JOINING, RequestState.RUNNING))
 """What `running` counts."""

@@ -7,7 +7,6 @@ before an outside call of the same instant. So taking many steps at once changes
 
 import asyncio
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 from typing import Literal
 
 from meshift.backends.base import MoveKey, TokenEvent
@@ -15,25 +14,16 @@ from meshift.backends.sim.batch import NEVER, DecodeBatch, Segment
 from meshift.backends.sim.clock import Clock
 from meshift.backends.sim.emission import Emission
 from meshift.backends.sim.freezes import Freezes
-from meshift.backends.sim.lifecycle import RequestEvent, RequestState
+from meshift.backends.sim.lifecycle import RequestEvent, RequestState, Work
 from meshift.backends.sim.pages import PagePool
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.prefill import admit
 from meshift.backends.sim.request import SimRequest
+from meshift.backends.sim.resizing import Resized, Resizes
 from meshift.backends.sim.table import RequestTable
 from meshift.backends.sim.waiting import WaitingQueue
 
 Emit = Literal["step", "edges"]
-
-
-class Work(Enum):
-    """What the engine does now."""
-
-    NOTHING = auto()
-    PREFILL = auto()
-    DECODE = auto()
-    HALTED = auto()
-    """Does no step any more: hung, crashed or stopped."""
 
 
 class EngineCore:
@@ -67,6 +57,7 @@ class EngineCore:
         self._joins: dict[SimRequest, None] = {}
         self._cancels: list[SimRequest] = []
         self._freezes = Freezes(clock)
+        self._resizes = Resizes(clock, parameters.pages)
         self._prefill_count = 0
         self.prefill_tokens = 0
         """Whose KV prefills have computed."""
@@ -136,6 +127,13 @@ class EngineCore:
         self.catch_up()
         self._end(request)
         self._poke()
+
+    def resize(self, pages: int, preempt: bool) -> "asyncio.Future[Resized]":
+        """Another number of pages, at the next boundary."""
+        self.catch_up()
+        answer = self._resizes.ask(pages, preempt)
+        self._poke()
+        return answer
 
     def reserve(self, pages: int) -> bool:
         """Promise pages, if there are that many."""
@@ -287,6 +285,7 @@ class EngineCore:
             request.enter(RequestEvent.JOIN)
             self.batch.add(request)
         self._joins.clear()
+        self._resizes.apply(self)
         self._plan()
         self._emission.deliver()
         self._freezes.tell()
@@ -341,7 +340,7 @@ class EngineCore:
             if not len(self.batch):
                 return
             while len(self.batch) and self.batch.pages_needed(0, 1) > self.pool.free:
-                self._preempt(self.batch.newest())
+                self.preempt(self.batch.newest())
             if len(self.batch):
                 self._start_segment()
                 return
@@ -357,7 +356,8 @@ class EngineCore:
         self.work = Work.DECODE
         self._schedule(self._segment.end_ns)
 
-    def _preempt(self, request: SimRequest) -> None:
+    def preempt(self, request: SimRequest) -> None:
+        """At a boundary: its pages are free, it waits and is computed again."""
         self._leave_batch(request)
         self.pool.give(request.pages)
         request.pages = 0

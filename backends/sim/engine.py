@@ -15,6 +15,8 @@ from meshift.backends.base import (
     EngineRequest,
     EngineStartError,
     FrozenRequest,
+    KvMemoryNow,
+    KvResized,
     MoveBegun,
     MoveKey,
     MoveRefused,
@@ -36,6 +38,9 @@ from meshift.kv_memory.transport.base import Transport, TransportError
 from meshift.schemas.errors import CallerError, ContextTooLong, InvalidRequest, Unavailable, Unsupported
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
+
+RESIZE_TIMEOUT_NS = 60_000_000_000
+"""A hung engine has no step boundary any more."""
 
 DEFAULT_MODEL = ModelInfo(name="sim", context_tokens_max=16_384, vocabulary_size=32_000, layers=32)
 
@@ -172,6 +177,34 @@ class SimEngine:
         """Deliver the tokens that exist by now."""
         self._require().core.flush()
 
+    # ---- ResizableEngine
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """At the next step boundary; not beyond what it was started with. Raises TimeoutError, ConnectionError,
+        Unavailable."""
+        parts, page_size = self._require(), self.parameters.page_size
+        answer = parts.core.resize(capacity // page_size, preempt)
+        try:
+            done = await parts.clock.wait(answer, parts.clock.now_ns() + RESIZE_TIMEOUT_NS)
+        except MoveRefused as error:
+            raise ConnectionError(str(error)) from error
+        now = await self.kv_memory()
+        return KvResized(
+            capacity=parts.core.pool.capacity * page_size,
+            request_tokens_max=now.request_tokens_max,
+            evicted=0,
+            preempted=done.preempted,
+            released_bytes=done.released_pages * page_size * self.parameters.kv_token_bytes,
+            resident_bytes=now.resident_bytes,
+            reason=done.reason,
+            duration_ns=0,
+        )
+
+    async def kv_memory(self) -> KvMemoryNow:
+        """As of now: all of the capacity is held. Raises Unavailable."""
+        capacity = self._require().core.pool.capacity * self.parameters.page_size
+        return KvMemoryNow(self._tokens_max(), capacity * self.parameters.kv_token_bytes, None)
+
     # ---- MovableEngine
 
     async def begin_move(self, key: MoveKey) -> MoveBegun:
@@ -287,11 +320,14 @@ class SimEngine:
         if len(output) >= sampling.max_new_tokens:
             raise InvalidRequest(f"{len(output)} of {sampling.max_new_tokens} tokens are there", param="output")
         total = len(prompt) + sampling.max_new_tokens
-        # The last token's KV is never computed.
-        limit = min(self.model.context_tokens_max, self.parameters.pages * self.parameters.page_size + 1)
+        limit = self._tokens_max()
         if total > limit:
             raise ContextTooLong(f"{len(prompt)} + {sampling.max_new_tokens} tokens are more than {limit}")
         return SimRequest(request.key, Generation(self._source, prompt, output, sampling), request.priority)
+
+    def _tokens_max(self) -> int:
+        """Of one request. The last token's KV is never computed."""
+        return min(self.model.context_tokens_max, self._require().core.pool.capacity * self.parameters.page_size + 1)
 
     def _build_arrival(self, request: EngineRequest) -> SimRequest:
         """The same for a request that moves here. Raises MoveRefused."""

@@ -27,6 +27,16 @@ class PagePool:
         self.free += count
         assert self.used >= 0, f"{-self.used} pages too many given back"
 
+    def grow(self, count: int) -> None:
+        """More of them, free."""
+        self.capacity += count
+        self.free += count
+
+    def shrink(self, count: int) -> None:
+        """Fewer, of the free ones."""
+        self.take(count)
+        self.capacity -= count
+
     def reserve(self, count: int) -> None:
         """Free to reserved."""
         self.take(count)

@@ -110,6 +110,14 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
         return super().get_next_batch_to_run(running_batch=self.agent.at_boundary(running_batch), last_batch=last_batch)
 
+    def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        slots = batch.out_cache_loc
+        result = super().run_batch(batch, *args, **kwargs)
+        pool = self.token_to_kv_pool_allocator.get_kvcache()
+        if hasattr(pool, "after_step"):
+            pool.after_step(slots, self.forward_stream if self.enable_overlap else None)
+        return result
+
     def process_batch_result(self, batch: Any, result: Any) -> None:
         prefilled = batch.extend_num_tokens if batch.forward_mode.is_extend() else 0
         super().process_batch_result(batch, result)

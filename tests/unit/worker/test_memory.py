@@ -52,6 +52,13 @@ class Failing(Resizing):
         self.outcome = outcome
 
 
+class Fixed(SimEngine):
+    """One that isn't made for it."""
+
+    resize_kv: Any = None
+    kv_memory: Any = None
+
+
 def request(capacity: int = 64, preempt: bool = False) -> MemoryRequest:
     return MemoryRequest(resize=MemoryBody(capacity=capacity, preempt=preempt))
 
@@ -121,9 +128,9 @@ async def test_trouble(outcome: Exception, error: type[Exception]) -> None:
 
 async def test_an_engine_of_fixed_size() -> None:
     with pytest.raises(Unsupported, match="fixed size"):
-        await (await memory_of(SimEngine())).answer(request())
-    told = await (await memory_of(SimEngine())).answer(MemoryRequest())
+        await (await memory_of(Fixed())).answer(request())
+    told = await (await memory_of(Fixed())).answer(MemoryRequest())
     assert (told.units, told.resident_bytes) == (None, None)
-    fixed = await memory_of(SimEngine())
+    fixed = await memory_of(Fixed())
     fixed.tick(0.0)
     assert fixed._asking is None
