@@ -1,9 +1,4 @@
-"""Messages about an instance's layout, which pipeline stage holds which layers, and about changing it while it serves.
-
-A change goes from one layout to another by its id. The coordinator drives it by orders to the instance's worker, each
-of which may come twice; the worker keeps what is needed to go on, so that a coordinator may die at any time.
-`docs/layer_moves.md` tells how they follow one another.
-"""
+"""The words about an instance's layout, which pipeline stage holds which layers, and about a plan to change it."""
 
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -20,7 +15,8 @@ Span = tuple[Count, Count]
 """Layers [start, end) of one stage; an empty stage has start = end."""
 
 STAGES_MAX = 64
-LAYERS_MAX = 4_096
+LAG_POINTS_MAX = 256
+CHANGES_LISTED_MAX = 64
 
 Split = Annotated[tuple[Span, ...], Field(min_length=1, max_length=STAGES_MAX)]
 """The layers of each stage, in order, without gap: all layers of the model."""
@@ -87,3 +83,83 @@ def split_of(layers: tuple[int, ...] | list[int]) -> tuple[tuple[int, int], ...]
 def counts_of(split: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
     """The number of layers of each stage: what `split_of` takes."""
     return tuple(end - start for start, end in split)
+
+
+# ---- what there is
+
+
+class StageFacts(Part):
+    """What the planner must know of one stage, of each of its tensor ranks alike. Bytes."""
+
+    budget: Count | None
+    """For layers' weights and KV together. None: unbounded."""
+    reserve: Count
+    """Of the budget, for neither: embeddings, head, activations."""
+    layer_weights: Count
+    """Of one layer."""
+    block: Annotated[int, Field(ge=1)]
+    """Of one page of one group of layers."""
+
+
+class LayoutFacts(Part):
+    """An instance's layout, and what a change of it has to work with. Tokens unless said."""
+
+    split: Split
+    epoch: Count
+    """One more with every change."""
+    layers_per_group: Annotated[int, Field(ge=1)]
+    """k: layers move in groups of so many."""
+    page_tokens: Annotated[int, Field(ge=1)]
+    capacity: Count
+    capacity_max: Count
+    """The operator's bound."""
+    used: Count
+    """By requests, and promised to those that move here: what can't be evicted."""
+    stages: tuple[StageFacts, ...] = Field(min_length=1, max_length=STAGES_MAX)
+
+
+class StageTransfer(Part):
+    """Layers whose KV goes from one stage to another."""
+
+    source: Count
+    destination: Count
+    layers: Span
+
+
+class LayoutPlan(Part):
+    """What a change comes to, before it begins (PipeLive, algorithm 1). Tokens unless said."""
+
+    current: Split
+    target: Split
+    epoch: Count
+    """The one that it is planned for."""
+    flags: LayoutFlags
+    added: tuple[tuple[Count, ...], ...]
+    """M_add: layers that each stage loads."""
+    moved: tuple[StageTransfer, ...]
+    """M_mig: whose KV goes from where to where."""
+    deleted: tuple[tuple[Count, ...], ...]
+    """M_del: layers that each stage drops after the commit."""
+    used: Count
+    capacity: Count
+    """Now."""
+    capacity_during: Count
+    """While stages hold both layouts' layers: B_shrink, where that is less than now."""
+    capacity_after: Count
+    """B_new: what the target has room for, within the operator's bound."""
+    weights_bytes: Count
+    """To be loaded, by all stages together."""
+    kv_bytes: Count
+    """To be copied at first: that of the tokens in use."""
+    refusal: LayoutRefusal | None = None
+    """Why it can't be."""
+    reason: Reason = ""
+    nearest: tuple[tuple[Count, ...], ...] = ()
+    """Layers of each stage, where the target isn't aligned to groups: splits like it that are."""
+    words: tuple[str, ...] = ()
+    """The plan, to be read."""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it may begin."""
+        return self.refusal is None

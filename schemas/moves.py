@@ -54,6 +54,8 @@ class MoveRefusal(StrEnum):
     UNREACHABLE = "unreachable"
     """The destination doesn't answer."""
     DEADLINE = "deadline"
+    RETRY = "retry"
+    """The layout of one of them changes just now, or has changed since this move began: try again."""
     NO_DESTINATION = "no_destination"
     """No instance can take it now."""
 
