@@ -1,4 +1,4 @@
-"""`meshift worker`, `meshift scheduler`, `meshift frontend`: one service, alone."""
+"""`meshift worker`, `meshift scheduler`, `meshift coordinator`, `meshift frontend`: one service, alone."""
 
 import asyncio
 import importlib
@@ -9,6 +9,7 @@ from meshift.services.cli.settings import parse_settings
 SETTINGS_CLASSES = {
     "worker": "WorkerSettings",
     "scheduler": "SchedulerSettings",
+    "coordinator": "CoordinatorSettings",
     "frontend": "FrontendSettings",
 }
 
