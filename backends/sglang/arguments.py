@@ -14,7 +14,9 @@ from meshift.backends.sglang.plugin.activate import (
     CPU_PLATFORM_VARIABLE,
     CUDA_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
+    LAYER_COPIES_VARIABLE,
     LAYERS_PER_GROUP_VARIABLE,
+    MOVABLE_LAYERS_VARIABLE,
 )
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.kv_memory.layout import split_evenly
@@ -109,6 +111,11 @@ def rank_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[
         environment[CAPACITY_VARIABLE] = str(settings.capacity_tokens)
     if resolved_device(settings) == "cpu":
         environment |= _cpu_environment(settings, base)
+        if settings.layers_move:
+            environment |= {
+                MOVABLE_LAYERS_VARIABLE: "1",
+                LAYER_COPIES_VARIABLE: str(settings.layer_copies_bytes),
+            }
     elif settings.layers_per_group is not None:
         environment[CUDA_PLATFORM_VARIABLE] = "1"
     if settings.layers_per_group is not None:

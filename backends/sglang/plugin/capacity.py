@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshift.backends.sglang import wire
 from meshift.kv_memory.arena import ArenaExhausted
@@ -28,6 +29,8 @@ class KvCapacity:
         self._allocator = scheduler.token_to_kv_pool_allocator
         self._page_size: int = self._allocator.page_size
         self._given_up = torch.empty(0, dtype=torch.int64)
+        self.growth_obstacle = ""
+        """Why it may not grow now; empty if it may."""
         clear = self._allocator.clear
 
         def clear_but_given_up() -> None:
@@ -37,6 +40,12 @@ class KvCapacity:
             self._allocator.free_pages = free[~torch.isin(free, self._given_up)]
 
         self._allocator.clear = clear_but_given_up
+
+    @property
+    def given_up(self) -> NDArray[np.int64]:
+        """Pages that hold nothing and may not be written."""
+        pages: NDArray[np.int64] = self._given_up.numpy()
+        return pages
 
     def start_with(self, capacity: str | None) -> None:
         """Before the first request: give up what lies beyond the capacity, in tokens, to grow into later."""
@@ -59,7 +68,7 @@ class KvCapacity:
             preempted = self._make_room(before - wanted, command.preempt)
             released = self._shrink(pool, before - wanted)
         elif wanted > before:
-            reason = self._grow(pool, wanted - before)
+            reason = self.growth_obstacle or self._grow(pool, wanted - before)
         return wire.KvResized(
             rank=rank,
             nonce=command.nonce,
