@@ -131,7 +131,8 @@ class Rank:
         share = Share(layer_start=span[0], layer_end=span[1], head_start=0, head_end=HEADS, head_dim=DIM, dtype="f")
         self.kv: Any = SimpleNamespace(share=share)
         agent: Any = self.agent
-        self.layers = RankLayers(self.scheduler, agent, self.kv, self.data)
+        kv: Any = self.kv
+        self.layers = RankLayers(self.scheduler, agent, kv, self.data)
         self.layers._weights = self.weights = weights
         self.handlers = self.layers.handlers()
         self.written: list[list[int]] = [[] for _ in range(LOOP)]

@@ -38,7 +38,7 @@ def usual(command: Any, rank: int) -> list[wire.Answer]:
 
 
 def at(rank: int, nonce: int, **changes: Any) -> layers.LayersAt:
-    fields = {"layers": 2, "loaded": 2, "applied": 90, "problem": ""} | changes
+    fields: dict[str, Any] = {"layers": 2, "loaded": 2, "applied": 90, "problem": ""} | changes
     return layers.LayersAt(
         **common(rank, nonce), scheduled_tokens=100, layers=fields["layers"], layers_loaded=fields["loaded"],
         applied_tokens=fields["applied"], byte_count=7, rounds=3, problem=fields["problem"],

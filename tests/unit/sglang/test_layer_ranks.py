@@ -12,7 +12,6 @@ from meshift.backends.sglang import wire_layers as wire
 from meshift.backends.sglang.layer_plan import layer_pairs
 from meshift.backends.sglang.plugin.layers import facts, rank
 from meshift.backends.sglang.plugin.layers.loading import Loading
-from meshift.backends.sglang.plugin.layers.table import ChangeState
 from meshift.backends.sglang.plugin.layers.weights import LoadStopped
 from tests.unit.sglang.layer_ranks import LAYERS, LOOP, WIDTH, Pipeline, make_layer_weights, save_checkpoint
 
@@ -175,10 +174,14 @@ def test_kv_that_never_comes_ends_the_rank(pipeline: Pipeline, monkeypatch: pyte
     loaded(pipeline)
     for receiver in change_of(pipeline, 0).receivers:
         pipeline.ranks[0].data.close_transfer(receiver.pair.transfer_id)
-    with pytest.raises(RuntimeError, match="KV"):
+
+    def go_on() -> None:
         pipeline.turn(wire.CommitLayers(nonce=98, settled_nonce=99, change_id="c1"))
         for _ in range(4):
             pipeline.turn()
+
+    with pytest.raises(RuntimeError, match="KV"):
+        go_on()
 
 
 @pytest.mark.parametrize("phase", ["begun", "loading", "opened", "copying", "taken back"])
