@@ -1,9 +1,6 @@
 """What a rank changes in SGLang, all of it through SGLang's hook registry."""
 
-import os
 from typing import Any
-
-from meshift.backends.sglang.plugin.activate import MOVABLE_LAYERS_VARIABLE
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
@@ -15,9 +12,9 @@ _SAMPLE_FILTERED = f"{_SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch"
 _MAKE_LAYERS = "sglang.srt.utils.common.make_layers"
 _FROM_STAGE = "sglang.srt.layers.layer_boundary.stage.StageBoundary.from_pp"
 
-TARGETS = frozenset({_SCHEDULER, _SAMPLING_INFO, _COUNT_STEP, _SAMPLE_PLAIN, _SAMPLE_FILTERED})
-LAYER_TARGETS = frozenset({_MAKE_LAYERS, _FROM_STAGE})
-"""Where layers are to move."""
+TARGETS = frozenset(
+    {_SCHEDULER, _SAMPLING_INFO, _COUNT_STEP, _SAMPLE_PLAIN, _SAMPLE_FILTERED, _MAKE_LAYERS, _FROM_STAGE}
+)
 
 
 def register() -> None:
@@ -25,6 +22,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from meshift.backends.sglang.plugin import penalties, sampling
+    from meshift.backends.sglang.plugin.layers import stack
     from meshift.backends.sglang.plugin.scheduler import MeshScheduler
 
     HookRegistry.register(_SCHEDULER, MeshScheduler, HookType.REPLACE)
@@ -32,23 +30,15 @@ def register() -> None:
     HookRegistry.register(_COUNT_STEP, penalties.count_step, HookType.AROUND)
     HookRegistry.register(_SAMPLE_PLAIN, sampling.sample_plain, HookType.AROUND)
     HookRegistry.register(_SAMPLE_FILTERED, sampling.sample_filtered, HookType.AROUND)
-    if _layers_move():
-        from meshift.backends.sglang.plugin.layers import stack
-
-        HookRegistry.register(_MAKE_LAYERS, stack.build_all, HookType.AROUND)
-        HookRegistry.register(_FROM_STAGE, stack.receive_from_stage, HookType.AROUND)
-
-
-def _layers_move() -> bool:
-    return os.environ.get(MOVABLE_LAYERS_VARIABLE) == "1"
+    HookRegistry.register(_MAKE_LAYERS, stack.build_all, HookType.AROUND)
+    HookRegistry.register(_FROM_STAGE, stack.receive_from_stage, HookType.AROUND)
 
 
 def check_applied() -> None:
     """Raise RuntimeError if a hook isn't in place: SGLang only logs a plugin that fails."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    wanted = TARGETS | LAYER_TARGETS if _layers_move() else TARGETS
-    missing = wanted - set(HookRegistry._patched)
+    missing = TARGETS - set(HookRegistry._patched)
     if missing:
         raise RuntimeError(f"hooks not applied: {', '.join(sorted(missing))}")
 

@@ -5,10 +5,13 @@ neighbours as an inner one, and gives the memory of those that it doesn't own ba
 at a time. A layer's parameters keep their identity while their memory comes and goes.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+from meshift.backends.sglang.plugin.activate import MOVABLE_LAYERS_VARIABLE
 
 Build = Callable[..., Any]
 MODEL_PARTS = ("layers", "start_layer", "end_layer")
@@ -82,7 +85,8 @@ def build_all(
 ) -> Any:
     """Around SGLang's `make_layers`."""
     global _built
-    if pp_rank is None or pp_size is None or pp_size == 1:
+    movable = os.environ.get(MOVABLE_LAYERS_VARIABLE) == "1"
+    if not movable or pp_rank is None or pp_size is None or pp_size == 1:
         return make(num_hidden_layers, layer_fn, pp_rank=pp_rank, pp_size=pp_size, **rest)
     from sglang.srt.distributed import get_pp_indices
     from sglang.srt.layers.utils import PPMissingLayer
