@@ -7,9 +7,9 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from meshift.backends.sim.core import Emit
 from meshift.backends.sim.engine import SimEngine
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.transport.memory import MemoryFabric, MemoryTransport
 from meshift.schemas.identity import FrontendRef, Owner
 from meshift.schemas.instances import InstanceState
