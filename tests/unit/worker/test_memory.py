@@ -52,13 +52,6 @@ class Failing(Resizing):
         self.outcome = outcome
 
 
-class Fixed(SimEngine):
-    """One that isn't made for it."""
-
-    resize_kv: Any = None
-    kv_memory: Any = None
-
-
 def request(capacity: int = 64, preempt: bool = False) -> MemoryRequest:
     return MemoryRequest(resize=MemoryBody(capacity=capacity, preempt=preempt))
 
