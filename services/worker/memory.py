@@ -21,10 +21,10 @@ class KvMemory:
         """`interval_s`: how old `newest` may become."""
         self._owner = owner
         self._engine = engine
-        # Asked once: to compare a type with a protocol's members takes as long as all else that a tick does here.
-        self._resizable = engine if isinstance(engine, ResizableEngine) else None
         self._info = info
         self._interval_s = interval_s
+        # Looked at once: this check costs more than all else that a tick does.
+        self._resizable = engine if isinstance(engine, ResizableEngine) else None
         self._due_s = 0.0
         self._asking: asyncio.Task[None] | None = None
         self.newest: MemoryReply | None = None
@@ -66,7 +66,7 @@ class KvMemory:
 
     async def _told(self) -> MemoryReply:
         engine = self._resizable
-        return self._reply(await engine.kv_memory() if engine is not None else None)
+        return self._reply(None if engine is None else await engine.kv_memory())
 
     async def _resized(self, wanted: MemoryBody) -> MemoryReply:
         engine = self._resizable
