@@ -49,7 +49,7 @@ async def test_a_simulated_instance_is_started_measured_and_ended(tmp_path: Path
     assert (high.target_load, normal.target_load) == (None, None), "no load takes a second a token"
     raw = Record.path_of(out)
     measured = raw.read_text()
-    status, text = await calibrate(*words[:-3], "high=0.001ms", "--quick", "--resume")
+    status, text = await calibrate(*words[:-2], "high=0.001ms", "--quick", "--resume")
     assert status == 1, text
     assert "high: 0.001 ms a token can't be met" in text
     assert raw.read_text() == measured, "nothing was to be measured again"
