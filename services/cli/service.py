@@ -1,4 +1,4 @@
-"""`meshift worker`, `meshift scheduler`, `meshift frontend`: one service, alone."""
+"""`meshift worker`, `meshift scheduler`, `meshift frontend`, `meshift launcher`: one service, alone."""
 
 import asyncio
 import importlib
@@ -10,6 +10,7 @@ SETTINGS_CLASSES = {
     "worker": "WorkerSettings",
     "scheduler": "SchedulerSettings",
     "frontend": "FrontendSettings",
+    "launcher": "LauncherSettings",
 }
 
 
