@@ -56,6 +56,7 @@ def test_table_and_charts() -> None:
     rows = dict(attention.table(attention.summary(samples), samples))
     assert rows["table over contiguous"] == "1.25 (aim: at most 1.02)"
     assert rows["decode, 512 tokens x 8"].startswith("3.64 x (aim: 3.5): torch_native 40.00 ms, contiguous 10.00 ms")
+    rows = dict(attention.engine_table(samples))
     assert rows["engine, 1024 tokens x 8"].endswith("(aim: 1.8): torch_native 300.0 ms, meshift_cpu 100.0 ms")
     kernels, engines = attention.charts(samples)
     assert kernels.series["table"] == [11, 25]
