@@ -18,6 +18,7 @@ import asyncio
 import random
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -150,10 +151,10 @@ def _speedup(samples: Sequence[dict[str, Any]], case: str) -> float:
 
 
 def _paired(samples: Sequence[dict[str, Any]], case: str) -> float:
-    rounds: dict[int, dict[str, float]] = {}
+    rounds: dict[int, Counter[str]] = {}
     for sample in samples:
         if sample.get("case") == case:
-            rounds.setdefault(sample["round"], {})[sample["subject"]] = sample["ms"]
+            rounds.setdefault(sample["round"], Counter())[sample["subject"]] += sample["ms"]
     return statistics.median(times["table"] / times["contiguous"] for times in rounds.values())
 
 
