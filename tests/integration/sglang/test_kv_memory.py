@@ -67,12 +67,6 @@ class TestResizesOfTwoStages(EngineResizeSuite):
         return staged
 
 
-class TestResizes(EngineResizeSuite):
-    @pytest.fixture
-    def rig(self, stacked: Rig) -> Rig:
-        return stacked
-
-
 async def test_units_go_back_to_the_system(stacked: Rig) -> None:
     await resize(stacked, GROWN)
     fillers = [submit(stacked, stacked.prompt(400), max_new_tokens=2) for _ in range(6)]
