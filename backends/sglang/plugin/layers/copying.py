@@ -179,7 +179,9 @@ class LayerCopy:
     def _send_last(self, last: list[Slots]) -> None:
         for pair, slots in zip(self.pairs, last, strict=True):
             pair.last_tokens, pair.last_bytes = len(slots), len(slots) * pair.rows.slot_bytes
-            self._send(pair, slots, self._last_watermark)
+            # If a round has promised everything, the receiver may have closed already.
+            if len(slots) or self._last_watermark > pair.sent_watermark:
+                self._send(pair, slots, self._last_watermark)
         self._finished.set()
 
     def _send(self, pair: PairCopy, slots: Slots, watermark: int) -> None:
