@@ -279,7 +279,7 @@ def test_weights_that_cant_be_loaded_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").unlink()
     weights = make_layer_weights(tmp_path, 0, 4)
     before = weights.stack.resident_bytes()
-    loading = Loading(weights, [5, 7])
+    loading = Loading(weights, [5, 7], (0, 8))
     loading.start()
     eventually(lambda: loading.problem != "")
     assert "layer 7" in loading.problem

@@ -112,7 +112,7 @@ class RankLayers:
         current, target = (share.layer_start, share.layer_end), command.target[self._scheduler.pp_group.rank_in_group]
         gained = [layer for layer in range(*target) if layer not in range(*current)]
         deadline_s = time.monotonic() + command.deadline_s
-        self._change = Change(command, current, target, Loading(self._weights, gained), deadline_s)
+        self._change = Change(command, current, target, Loading(self._weights, gained, target), deadline_s)
         self._scheduler.kv_capacity.growth_obstacle = "layers move"
         self._done(command.nonce)
 
@@ -350,7 +350,7 @@ class RankLayers:
         assert self._weights is not None
         start, end = change.target
         change.dropped = self._pool.commit_layers(start, end)
-        self._weights.switch(start, end)
+        self._weights.switch(start, end, change.loading.listed)
         runner = self._scheduler.tp_worker.model_runner
         runner.layer_info = msgspec.structs.replace(
             runner.layer_info, start_layer=start, end_layer=end, num_effective_layers=end - start
