@@ -109,6 +109,7 @@ class RankAgent:
     def at_boundary(self, running_batch: Any) -> Any:
         """Before the next batch of this micro-batch is chosen: its running batch without those that leave now, and
         with those that enter."""
+        self._answer_resizes(self._scheduler.kv_capacity.go_on(self.rank, self.iteration))
         self.moves_out.act()
         return self._batches.merge_into(running_batch)
 
@@ -121,7 +122,8 @@ class RankAgent:
     @property
     def has_work(self) -> bool:
         """Whether the next boundary brings anything by itself."""
-        return bool(len(self._batches)) or self.moves_out.has_work or not self.layers.is_idle
+        waits = self._scheduler.kv_capacity.has_work or not self.layers.is_idle
+        return bool(len(self._batches)) or self.moves_out.has_work or waits
 
     def _report(self) -> None:
         self._queue_changed = False
@@ -191,9 +193,14 @@ class RankAgent:
 
     def _resize(self, command: wire.ResizeKv) -> None:
         self._queue_changed = True
-        answer = self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration)
-        self._report()
-        self._context.outbox.send(answer)
+        self._answer_resizes(self._scheduler.kv_capacity.resize(command, self.rank, self.iteration))
+
+    def _answer_resizes(self, answers: Sequence[wire.KvResized]) -> None:
+        """The load first, so that the worker knows it by then."""
+        if answers:
+            self._report()
+        for answer in answers:
+            self._context.outbox.send(answer)
 
     def _tell_memory(self, command: wire.AskMemory) -> None:
         self._report()
@@ -220,6 +227,11 @@ class RankAgent:
     def scheduler(self) -> Any:
         """SGLang's."""
         return self._scheduler
+
+    @property
+    def batches(self) -> Batches:
+        """What is running and launched."""
+        return self._batches
 
     @property
     def live(self) -> dict[str, Any]:

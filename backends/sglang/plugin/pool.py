@@ -38,7 +38,11 @@ def pool_class() -> type:
 
 
 class MeshKvPool(MovableLayers, MHATokenToKVPool):  # type: ignore[misc]
-    """SGLang's own buffers. Every write through the pool marks the slots, after they are written."""
+    """SGLang's own buffers. Who writes marks the slots, after they are written: the pool what goes through it, the
+    scheduler what a step has written (`after_step`), whether the pool was asked or a CUDA graph replayed."""
+
+    marks_stores = True
+    """Whether each layer's store marks too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._places = LayerPlaces()
@@ -54,7 +58,8 @@ class MeshKvPool(MovableLayers, MHATokenToKVPool):  # type: ignore[misc]
             super()._store_kv_layer(layer_idx, loc, cache_k, cache_v)
         else:
             store_tokens(place, loc, cache_k, cache_v)
-        self._mark(loc)
+        if self.marks_stores:
+            self._mark(loc)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         super().move_kv_cache(tgt_loc, src_loc)
@@ -67,6 +72,15 @@ class MeshKvPool(MovableLayers, MHATokenToKVPool):  # type: ignore[misc]
     def mark_written(self, slots: torch.Tensor) -> None:
         """Somebody else has written these."""
         self._mark(slots)
+
+    def after_step(self, slots: torch.Tensor | None, stream: Any = None) -> None:
+        """A step that writes these (None: it doesn't say, and writes none) was given to the device, on that stream of
+        it."""
+        if slots is not None:
+            self._mark(slots)
+
+    def await_steps(self) -> None:
+        """Before slots are read that were marked: what the device does next comes after the steps so far."""
 
     def give_up_pages(self, pages: ArrayLike) -> int:
         """These hold nothing any more; bytes that went back to the system."""

@@ -122,9 +122,12 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return plan
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        written = 0 if batch.out_cache_loc is None else len(batch.out_cache_loc)
+        slots = batch.out_cache_loc
         result = super().run_batch(batch, *args, **kwargs)
-        self.agent.layers.after_launch(written)
+        pool = self.token_to_kv_pool_allocator.get_kvcache()
+        if hasattr(pool, "after_step"):
+            pool.after_step(slots, self.forward_stream if self.enable_overlap else None)
+        self.agent.layers.after_launch(0 if slots is None else len(slots))
         return result
 
     def process_batch_result(self, batch: Any, result: Any) -> None:

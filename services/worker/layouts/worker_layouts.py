@@ -58,6 +58,8 @@ class WorkerLayouts:
         self._change: Change | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended: deque[ChangeStatus] = deque(maxlen=ENDED_KEPT)
+        self._never: deque[str] = deque(maxlen=ENDED_KEPT)
+        """Changes that were to end before they began: a late begin is refused."""
 
     async def start(self) -> None:
         """Learn the engine's layout. Raises what the engine raises."""
@@ -126,6 +128,8 @@ class WorkerLayouts:
         elif change is not None:
             await change.obey(order.step)
         elif self._ended_of(order.change_id) is None:
+            if order.step is LayoutStep.ABORT:
+                self._never.append(order.change_id)
             return await self._refused(LayoutRefusal.UNKNOWN, f"there is no change {order.change_id} here")
         return await self._reply(order.change_id)
 
@@ -134,6 +138,8 @@ class WorkerLayouts:
             raise InvalidRequest("a change begins with its orders", param="orders")
         if self._ended_of(order.change_id) is not None:
             return await self._reply(order.change_id)
+        if order.change_id in self._never:
+            return await self._refused(LayoutRefusal.CANCELLED, f"{order.change_id} was to end before it began")
         now = await self._ask_engine()
         running = self._change
         if running is not None and running.change_id != order.change_id:
