@@ -12,15 +12,15 @@ import pytest_asyncio
 from meshift.backends.base import Capability, KvMemoryNow, MoveKey, MoveRefused, Refusal, ResizableEngine
 from meshift.backends.layouts import LayoutChange, LayoutRefused
 from meshift.backends.sglang.engine import SglangEngine
-from meshift.schemas.layouts import CommitMode, LayoutFlags, LayoutRefusal, counts_of
+from meshift.schemas.layouts import CommitMode, LayoutRefusal, counts_of
 from tests.contract.engine_kit import Rig, Stream
+from tests.contract.engine_layout_suite import EngineLayoutSuite, LayoutRig
 from tests.integration.sglang.conftest import SEED, moving
 from tests.integration.sglang.generation import generate, results, submit
 from tests.integration.sglang.layer_changes import (
     POLL_S,
     begin,
     commit,
-    converged,
     go_on,
     now,
     prepare,
@@ -37,7 +37,7 @@ TOUR = [(2, 6), (7, 1), (8, 0), (0, 8), (4, 4)]
 """Boundaries both ways, by one layer and by all, to stages without any, and back."""
 
 SIZES = (20, 60, 140, 5, 33)
-TOKENS, SHORT = 110, 50
+TOKENS, SHORT, SUITE_TOKENS = 110, 50, 40
 LONG_PROMPT = 1100
 """Some chunks of prefill."""
 
@@ -58,6 +58,16 @@ async def staged(staged_engine: Rig) -> AsyncIterator[Rig]:
     if counts_of(layout.layout.layer_ranges) != EVEN:
         await reshape(staged_engine, EVEN, CommitMode.DRAIN)
     await staged_engine.settle()
+
+
+class TestLayouts(EngineLayoutSuite):
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def rig(self, staged_engine: Rig) -> AsyncIterator[LayoutRig]:
+        tokens, staged_engine.long_tokens = staged_engine.long_tokens, SUITE_TOKENS
+        rig = LayoutRig(staged_engine, supports_restart=False)
+        yield rig
+        await rig.settle()
+        staged_engine.long_tokens = tokens
 
 
 @dataclass(frozen=True)
@@ -127,20 +137,6 @@ async def test_streams_go_on_unchanged(staged: Rig, scene: Scene, mode: CommitMo
     assert (await generate(staged, scene.late, max_new_tokens=6)).tokens == scene.late_expected
 
 
-@pytest.mark.parametrize(
-    "flags", [LayoutFlags(no_patch=True), LayoutFlags(no_patch=True, no_async=True)], ids=["no-patch", "no-async"]
-)
-async def test_what_is_left_for_the_commit(staged: Rig, scene: Scene, flags: LayoutFlags) -> None:
-    streams = scene.start(staged, SHORT)
-    await go_on(staged, streams)
-    change = await begin(staged, (6, 2), flags=flags)
-    if not flags.no_async:
-        await load(staged, change)
-    done = await commit(staged, change, CommitMode.LAG)
-    assert (done.commit, done.last_patch_tokens) == (CommitMode.DRAIN, 0)
-    await scene.check(staged, streams)
-
-
 async def test_memory_is_that_of_the_layers(staged: Rig) -> None:
     """KV of all layers together is the same in every layout, and twice a layer's only while it moves."""
     await generate(staged, staged.prompt(2000), max_new_tokens=2)
@@ -164,28 +160,6 @@ async def undone(rig: Rig, change_id: str, refusal: LayoutRefusal) -> None:
     assert [end.refusal for end in layout.ended if end.change_id == change_id] == [refusal]
 
 
-async def test_an_abort_in_every_phase(staged: Rig, scene: Scene) -> None:
-    streams, engine = scene.start(staged), reconfigurable(staged)
-    await go_on(staged, streams)
-    for phase in ("begun", "loading", "copying", "converged"):
-        change = await begin(staged, (1, 7))
-        if phase != "begun":
-            await engine.load_weights(change.change_id)
-        if phase in ("copying", "converged"):
-            await engine.start_kv_migration(change.change_id, 1e6 if phase == "copying" else None)
-        if phase == "converged":
-            await converged(staged, change)
-        await engine.abort_layout(change.change_id)
-        await engine.abort_layout(change.change_id)
-        await undone(staged, change.change_id, LayoutRefusal.CANCELLED)
-        with pytest.raises(LayoutRefused):
-            await engine.commit_layout(change.change_id, CommitMode.DRAIN, 1.0)
-        await staged.engine.check_integrity()
-        await go_on(staged, streams, 3)
-    await reshape(staged, (1, 7), CommitMode.DRAIN)
-    await scene.check(staged, streams)
-
-
 async def test_an_abort_while_it_drains(staged: Rig, scene: Scene) -> None:
     streams, engine = scene.start(staged, SHORT), reconfigurable(staged)
     await go_on(staged, streams)
@@ -197,18 +171,6 @@ async def test_an_abort_while_it_drains(staged: Rig, scene: Scene) -> None:
         await committing
     await undone(staged, change.change_id, LayoutRefusal.CANCELLED)
     await scene.check(staged, streams)
-
-
-async def test_what_isnt_committed_in_time_is_undone_by_the_ranks(staged: Rig) -> None:
-    stream = submit(staged, staged.prompt(30), max_new_tokens=60)
-    change = await prepare(staged, (3, 5), deadline_s=0.5)
-    async with asyncio.timeout(staged.timeout_s):
-        while (await now(staged)).change_id is not None:
-            await asyncio.sleep(0.02)
-    await undone(staged, change.change_id, LayoutRefusal.DEADLINE)
-    with pytest.raises(LayoutRefused):
-        await reconfigurable(staged).commit_layout(change.change_id, CommitMode.LAG, 1.0)
-    await results(staged, stream)
 
 
 async def test_a_drain_that_takes_too_long_is_taken_back(staged: Rig, scene: Scene) -> None:
@@ -226,18 +188,6 @@ async def test_a_drain_that_takes_too_long_is_taken_back(staged: Rig, scene: Sce
     await engine.abort_layout(change.change_id)
     await undone(staged, change.change_id, LayoutRefusal.CANCELLED)
     await scene.check(staged, streams)
-
-
-async def test_capacity_only_shrinks_meanwhile(staged: Rig) -> None:
-    engine = staged.engine
-    assert isinstance(engine, SglangEngine)
-    change = await begin(staged, (2, 6))
-    shrunk = await engine.resize_kv(3000)
-    assert (shrunk.capacity, shrunk.reason) == (3000, "")
-    refused = await engine.resize_kv(CAPACITY)
-    assert (refused.capacity, refused.reason) == (3000, "layers move")
-    await engine.abort_layout(change.change_id)
-    assert (await engine.resize_kv(CAPACITY)).capacity == CAPACITY
 
 
 async def test_a_request_that_moves_away_stays_if_layers_move(base: Rig, staged: Rig) -> None:
