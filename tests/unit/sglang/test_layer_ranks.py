@@ -295,7 +295,10 @@ def test_weights_that_cant_be_loaded_leave_nothing(tmp_path: Path) -> None:
 
 def test_ranks_that_werent_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "built", lambda: None)
-    assert facts.describe_layers(None, None).obstacle != ""
+    pool = SimpleNamespace(stacking=SimpleNamespace(layers_per_group=4))
+    scheduler = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: pool))
+    told = facts.describe_layers(scheduler, None)
+    assert (told.layers_per_group, told.obstacle != "") == (4, True)
 
 
 def test_what_a_step_reads() -> None:
