@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "drain": Command("drain", "move an instance's requests away and let it leave"),
     "restart-workers": Command("restart_workers", "drain and restart the workers, one by one"),
     "memory": Command("memory", "show an instance's KV memory, or change its size"),
+    "reconfigure": Command("reconfigure", "give an instance's pipeline stages other layers while it serves"),
     "policy": Command("policy", "show the scheduler's policy, or change it while it runs"),
     "decisions": Command("decisions", "show what the scheduler decided lately, and why"),
     "explain": Command("explain", "why a request went where it went"),

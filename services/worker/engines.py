@@ -97,13 +97,20 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
 def _sim(settings: EngineSettings) -> Engine:
     from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
     from meshift.backends.sim.parameters import SimParameters
+    from meshift.backends.sim.pipeline import SimPipeline
     from meshift.kv_memory.transport import TransportLimits, create_transport
 
     update = {"name": settings.model_name or settings.model.name, "path": str(settings.model)}
     model = DEFAULT_MODEL.model_copy(update=update | _vocabulary(settings.model))
     parameters = SimParameters(capacity=settings.capacity_tokens).faster(settings.sim_speed)
     limits = TransportLimits(bytes_per_s=settings.data_bytes_per_s)
-    return SimEngine(parameters, model, transport=create_transport("tcp", location=settings.data_host, limits=limits))
+    pipeline = SimPipeline.even(settings.pipeline_stages, model.layers, settings.layers_per_group or 4)
+    return SimEngine(
+        parameters,
+        model,
+        transport=create_transport("tcp", location=settings.data_host, limits=limits),
+        pipeline=pipeline.faster(settings.sim_speed),
+    )
 
 
 def _vocabulary(model: Path) -> dict[str, int]:

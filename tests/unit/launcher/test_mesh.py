@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> MeshPlan:
 
 def test_specs(plan: MeshPlan) -> None:
     specs = plan.specs()
-    assert list(specs) == ["scheduler", "frontend", "worker-1", "worker-2"]
+    assert list(specs) == ["scheduler", "coordinator", "frontend", "worker-1", "worker-2"]
     assert {spec.settings["nats"] for spec in specs.values()} == {plan.nats_url}
     assert specs["frontend"].settings["grace_s"] == 3
     assert specs["worker-2"].settings["instance_id"] == "worker-2"
@@ -50,8 +50,8 @@ def test_url(plan: MeshPlan, host: str, url: str) -> None:
 
 
 def test_the_frontend_stops_before_the_workers() -> None:
-    order = stop_order(["scheduler", "frontend", "worker-1", "worker-2"])
-    assert order == [["frontend"], ["worker-1", "worker-2"], ["scheduler"]]
+    order = stop_order(["scheduler", "coordinator", "frontend", "worker-1", "worker-2"])
+    assert order == [["frontend"], ["worker-1", "worker-2"], ["scheduler", "coordinator"]]
     assert stop_order(["scheduler"]) == [[], [], ["scheduler"]]
 
 
