@@ -234,7 +234,7 @@ METRIC_RESENT: Final = "meshift.resent"
 METRIC_LEASES_ENDED: Final = "meshift.leases.ended"
 METRIC_BATCHES_LOST: Final = "meshift.batches.lost"
 
-METRIC_LAYOUT_EPOCH: Final = "meshift.layout.epoch"
+METRIC_LAYOUT_EPOCH: Final = "meshift.layout.epochs"
 METRIC_LAYOUT_LAYERS: Final = "meshift.layout.layers"
 METRIC_LAYOUT_CHANGES: Final = "meshift.layout.changes"
 METRIC_LAYOUT_BYTES: Final = "meshift.layout.io"

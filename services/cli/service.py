@@ -1,4 +1,4 @@
-"""`meshift worker`, `meshift scheduler`, `meshift coordinator`, `meshift frontend`: one service, alone."""
+"""One service, alone: `meshift worker`, `scheduler`, `coordinator`, `frontend` and `launcher`."""
 
 import asyncio
 import importlib
@@ -11,6 +11,7 @@ SETTINGS_CLASSES = {
     "scheduler": "SchedulerSettings",
     "coordinator": "CoordinatorSettings",
     "frontend": "FrontendSettings",
+    "launcher": "LauncherSettings",
 }
 
 

@@ -70,7 +70,7 @@ class Reconfiguring:
 def refusal_of(report: ReconfigureReport) -> InvalidRequest | Unsupported | LayoutDeclined:
     """What the operator is told of one that didn't begin."""
     if report.refusal in BAD_TARGETS:
-        return InvalidRequest(f"layers: {report.reason}", param="layers")
+        return InvalidRequest(report.reason, param="layers")
     if report.refusal is LayoutRefusal.UNSUPPORTED:
         return Unsupported(report.reason, param="instance_id")
     refusal = LayoutRefusal.UNKNOWN if report.refusal is None else report.refusal

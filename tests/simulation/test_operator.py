@@ -218,9 +218,11 @@ def test_an_instance_is_asked_for_another_capacity_through_a_frontend() -> None:
         told = await ask.memory("worker-0")
         assert told.owner == mesh.workers["worker-0"].core.owner
         assert told.used + told.cached + told.free + told.reserved == told.capacity > 0
-        done = await ask.resize_memory("worker-0", MemoryBody(capacity=64))
-        assert (done.capacity, done.reason) == (64, "")
-        assert done.released_bytes > 0
+        assert told.units is None
+        half = await ask.resize_memory("worker-0", MemoryBody(capacity=told.capacity // 2))
+        assert half.capacity == told.capacity // 2 // told.page_tokens * told.page_tokens
+        assert (half.released_bytes, half.reason) == ((told.resident_bytes or 0) - (half.resident_bytes or 0), "")
+        assert half.released_bytes > 0
         again = await ask.resize_memory("worker-0", MemoryBody(capacity=told.capacity + 64))
         assert (again.capacity, again.reason) == (told.capacity, "the engine was started with no more room")
         for name in ("worker-9", "no.such*name"):
