@@ -99,6 +99,10 @@ class SimulatedMesh:
     def frontend_names(self) -> list[str]:
         return [f"frontend-{index}" for index in range(self.options.frontends)]
 
+    @property
+    def other_names(self) -> list[str]:
+        return ["scheduler"] if self.options.pipeline is None else ["scheduler", "coordinator"]
+
     async def start(self) -> None:
         """Everything up, and every frontend ready."""
         await self.start_scheduler()
