@@ -9,7 +9,7 @@ import pytest
 from meshift.services.simulation.chaos import Trouble
 from meshift.services.simulation.chaos_run import ChaosResult, changing_pipeline, planned_events, run_chaos
 
-SEEDS = range(24)
+SEEDS = range(12)
 SOAK_SEEDS = range(2000)
 
 
