@@ -113,6 +113,7 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
 def _sim(settings: EngineSettings) -> Engine:
     from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
     from meshift.backends.sim.parameters import SimParameters
+    from meshift.backends.sim.pipeline import SimPipeline
     from meshift.kv_memory.transport import TransportLimits, create_transport
     from meshift.services.calibration.file import load_calibration
 
@@ -121,7 +122,13 @@ def _sim(settings: EngineSettings) -> Engine:
     measured = SimParameters() if settings.calibration is None else load_calibration(settings.calibration).parameters
     parameters = measured.model_copy(update={"capacity": settings.capacity_tokens}).faster(settings.sim_speed)
     limits = TransportLimits(bytes_per_s=settings.data_bytes_per_s)
-    return SimEngine(parameters, model, transport=create_transport("tcp", location=settings.data_host, limits=limits))
+    pipeline = SimPipeline.even(settings.pipeline_stages, model.layers, settings.layers_per_group or 4)
+    return SimEngine(
+        parameters,
+        model,
+        transport=create_transport("tcp", location=settings.data_host, limits=limits),
+        pipeline=pipeline.faster(settings.sim_speed),
+    )
 
 
 def _vocabulary(model: Path) -> dict[str, int]:
