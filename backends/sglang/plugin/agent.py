@@ -133,7 +133,7 @@ class RankAgent:
     def sleep_s(self) -> float:
         """How long the loop may sleep, where it has no requests: not long while something is tried anew each turn, a
         move holds memory, or later stages, which turn with this one, may have to end what has ended here."""
-        is_waiting = self._flush_wanted or bool(self._unheard_cancels) or not self.is_idle
+        is_waiting = self._flush_wanted or bool(self._unheard_cancels) or self.has_work or not self.is_idle
         return HEARTBEAT_S if is_waiting or get_parallel().pp_size > 1 else IDLE_S
 
     def _report(self) -> None:
