@@ -259,9 +259,9 @@ class DeltaSent:
     """KV of tokens [start, end) was sent; `end` is the next round's start."""
     byte_count: int
     gather_ns: int
-    """Of the step thread's time, the slowest rank's."""
+    """What reading it took the slowest rank, on whichever thread."""
     transfer_ns: int
-    """From the gather's end until the last rank has applied it."""
+    """From the first read until the last rank has applied it."""
 
 
 @dataclass(frozen=True, slots=True)

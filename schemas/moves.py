@@ -118,7 +118,7 @@ class MoveFigures(Part):
     """Whose KV was sent."""
     byte_count: Count = 0
     gather_ns: Count = 0
-    """Of the source's step thread."""
+    """That reading it from the source's memory took."""
     transfer_ns: Count = 0
     frozen_ns: Count = 0
     """From the source's last step to runnable at the destination; 0 if it isn't, or is computed there first."""

@@ -190,7 +190,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="beg
 
 
 class Gathered(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="gathered"):
-    """This rank's parts of tokens [start, end) are on their way."""
+    """This rank's parts of tokens [start, end) are on their way, and were the request's when all of it was read."""
 
     rank: int
     nonce: int
@@ -198,7 +198,6 @@ class Gathered(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     start: int
     end: int
     byte_count: int
-    gather_ns: int
 
 
 class PairHash(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -217,7 +216,6 @@ class FrozenAt(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     start: int
     end: int
     byte_count: int
-    gather_ns: int
     output: bytes
     state: MovedState
     hashes: list[PairHash]
@@ -230,6 +228,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="sent
     rank: int
     nonce: int
     error: str
+    gather_ns: int
     transfer_ns: int
 
 
