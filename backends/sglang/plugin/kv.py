@@ -63,7 +63,8 @@ class RankKv:
             self._pool.mark_written(slots)
 
     def _staged(self, rectangle: Rectangle, payload: bytes | memoryview) -> torch.Tensor:
-        """The payload as [layers, tokens, 2, heads, head_dim]. Raises ValueError for what isn't held or another size."""
+        """The payload as [layers, tokens, 2, heads, head_dim]. Raises ValueError for cells that aren't here, or another
+        size."""
         share = self.share
         held = Rectangle(share.layer_start, share.layer_end, 0, rectangle.token_end, share.head_start, share.head_end)
         if held.intersect(rectangle) != rectangle or rectangle.empty:

@@ -115,7 +115,7 @@ def reserve(destinations: list[Rank], cached: int, slots: torch.Tensor) -> list[
 def send(rank: Rank, targets: list[wire_moves.PairTarget], slots: torch.Tensor, start: int, end: int) -> Round:
     """One round, piece by piece."""
     copy, round_ = begin(rank, targets, slots, (start, end))
-    until(lambda: copy.go_on(), "all of it is gathered")
+    until(copy.go_on, "all of it is gathered")
     return round_
 
 
