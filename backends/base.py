@@ -339,6 +339,10 @@ class MovableEngine(Engine, Protocol):
         """Source: the move failed, or never began; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the
         old attempt reach the listener under the old key first."""
 
+    async def learn_schema(self, json_schema: str) -> None:
+        """Destination: a request that obeys this schema is to come; returns when its commit won't wait for it any
+        more. A schema that can't be obeyed is no error here. May be cancelled."""
+
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
     ) -> Reserved:

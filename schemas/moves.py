@@ -11,7 +11,13 @@ from pydantic import Field
 
 from meshift.schemas.base import Message, PackedTokens, Part
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
-from meshift.schemas.limits import MOVE_PAIRS_MAX, MOVE_STATE_BYTES_MAX, MOVES_LISTED_MAX, REASON_CHARS_MAX
+from meshift.schemas.limits import (
+    JSON_SCHEMA_CHARS_MAX,
+    MOVE_PAIRS_MAX,
+    MOVE_STATE_BYTES_MAX,
+    MOVES_LISTED_MAX,
+    REASON_CHARS_MAX,
+)
 from meshift.schemas.requests import LogprobColumns, Priority, RequestId, Sampling
 
 Reason = Annotated[str, Field(max_length=REASON_CHARS_MAX)]
@@ -210,6 +216,8 @@ class MoveReserve(Message, _Move):
     """Those whose KV exists, for the destination's prefix cache; none for a move of state only."""
     slots: Count
     """0: a move of state only."""
+    json_schema: str | None = Field(default=None, max_length=JSON_SCHEMA_CHARS_MAX)
+    """That the request's output obeys. The destination answers when it has compiled it: before the freeze."""
     deadline_s: float = Field(gt=0.0, le=3_600.0, allow_inf_nan=False)
 
 

@@ -159,6 +159,19 @@ class MovedState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """For how long it waits after a preemption; None if it doesn't."""
 
 
+class LearnSchema(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.learn"):
+    """Compile a schema that nobody asks for yet, and put the result aside. `Learned`, when that is done."""
+
+    nonce: int
+    json_schema: str
+
+
+class KeepSchema(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.keep"):
+    """All ranks have learned it: each puts it among those that are compiled, in the same iteration. Nobody answers."""
+
+    json_schema: str
+
+
 class Recall(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.recall"):
     """Give up a commit whose schema is still being compiled. Only the commit answers."""
 
@@ -270,6 +283,14 @@ class Done(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="done
     iteration: int
 
 
+class Learned(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="learned"):
+    """The schema is compiled, or can't be."""
+
+    rank: int
+    nonce: int
+    iteration: int
+
+
 class Quiet(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="quiet"):
     """No slot of the reservation is written any more. By the data thread."""
 
@@ -287,5 +308,5 @@ class Applied(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="a
 
 
 SourceCommand = BeginMove | SendDelta | Freeze | Release | Resume
-DestinationCommand = Reserve | HashReserved | Quiesce | Unreserve | Recall
-Answer = Refused | Begun | Gathered | FrozenAt | Sent | ReservedAt | Hashes | CommittedAt | Done | Quiet
+DestinationCommand = Reserve | HashReserved | Quiesce | Unreserve | LearnSchema | KeepSchema | Recall
+Answer = Refused | Begun | Gathered | FrozenAt | Sent | ReservedAt | Hashes | CommittedAt | Done | Learned | Quiet

@@ -21,10 +21,15 @@ from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv, describe
 from meshift.backends.sglang.plugin.moves_in import MovesIn
 from meshift.backends.sglang.plugin.moves_out import MovesOut
+from meshift.backends.sglang.plugin.schemas import Schemas
 from meshift.schemas.base import count_tokens
 
 HEARTBEAT_S = 0.25
 """The load is reported at least this often while the scheduler's loop turns."""
+
+
+LEARNING_NAP_S = 0.005
+"""While a schema is compiled of which nothing else will tell."""
 
 
 class RankAgent:
@@ -50,6 +55,11 @@ class RankAgent:
         """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
+        self.schemas = Schemas(
+            lambda: scheduler.grammar_manager.grammar_backend,
+            lambda nonce: self.answer(wire_moves.Learned, nonce),
+            grammar.COMPILE_S_MAX,
+        )
 
     def start_moving(self, data: DataPlane) -> None:
         """The KV pool exists: requests may leave and arrive."""
@@ -77,6 +87,8 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
+            wire_moves.LearnSchema: self.schemas.learn,
+            wire_moves.KeepSchema: self.schemas.keep,
         }
 
     # ---- seams of the scheduler's loop ----
@@ -89,6 +101,7 @@ class RankAgent:
             self._cancel(command)
         if self._flush_wanted:
             self._try_flush()
+        self.schemas.look()
 
     def end_ingest(self) -> None:
         """After the iteration's commands: report what they changed."""
@@ -117,6 +130,11 @@ class RankAgent:
     def has_work(self) -> bool:
         """Whether the next boundary brings anything by itself."""
         return bool(len(self._batches)) or self.moves_out.has_work
+
+    @property
+    def nap_s(self) -> float:
+        """How long the loop may sleep if no command comes."""
+        return LEARNING_NAP_S if self.schemas.has_work else HEARTBEAT_S
 
     def _report(self) -> None:
         self._queue_changed = False

@@ -50,6 +50,8 @@ class Room:
 
     tokens: Sequence[int]
     slots: int
+    json_schema: str | None = None
+    """To be compiled there."""
 
 
 class Peers:
@@ -68,6 +70,7 @@ class Peers:
             layout=pack_layout(layout),
             tokens=pack_tokens(room.tokens),
             slots=room.slots,
+            json_schema=room.json_schema,
             deadline_s=self._options.reservation_s,
         )
         subject = subjects.worker_move_reserve(destination.instance_id)

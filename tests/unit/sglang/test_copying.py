@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,9 +179,13 @@ def held_up(ranks: tuple[list[Rank], list[Rank]]) -> Iterator[tuple[Rank, list[R
     (rank, _), destinations = ranks
     gate = threading.Event()
     for destination in destinations:
-        destination.data.run(lambda: gate.wait(WAIT_S) and None)
+        destination.data.run(partial(_wait, gate))
     yield rank, destinations, gate
     gate.set()
+
+
+def _wait(gate: threading.Event) -> None:
+    gate.wait(WAIT_S)
 
 
 def test_a_copy_keeps_to_the_pace_of_what_is_applied(
