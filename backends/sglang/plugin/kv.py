@@ -9,9 +9,11 @@ from meshift.backends.sglang import wire_moves as wire
 from meshift.kernels import slots as reference
 from meshift.kernels.cpu import slots as compiled
 from meshift.kernels.cpu.build import KernelUnavailable
+from meshift.kernels.cpu.checksum import crc32
 from meshift.kernels.cpu.library import load
 from meshift.kernels.places import KvPlace
 from meshift.kernels.slots import KvBuffers
+from meshift.kv_memory import checksum
 from meshift.kv_memory.rectangle import Rectangle
 
 LAYOUT = "nhd"
@@ -92,8 +94,10 @@ class RankKv:
 
 
 def _has_compiled_copies() -> bool:
+    """Also has this process compute checksums in compiled code."""
     with contextlib.suppress(KernelUnavailable):
         load()
+        checksum.use(crc32)
         return True
     return False
 
