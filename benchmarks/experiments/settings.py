@@ -18,6 +18,7 @@ class ExperimentSettings(BenchmarkSettings):
     traces: tuple[str, ...] = Field((), description="traces (default: those of the experiment)")
     policies: tuple[PolicyName, ...] = Field((), description="policies (default: those of the experiment)")
     targets_s: tuple[int, ...] = Field((5, 10, 30), description="rates: P99 prefill of INFaaS++ there, in s")
+    over_nats: bool = Field(True, description="`scalability`: also over a real NATS server")
 
     @property
     def all_policies(self) -> tuple[PolicyName, ...]:

@@ -33,11 +33,14 @@ COMMANDS: dict[str, Command] = {
     "explain": Command("explain", "why a request went where it went"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
+    "calibrate": Command("calibrate", "measure an instance, for headroom and simulation"),
     "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),
     "scheduler": Command("service", "run a scheduler (started by `up`)"),
+    "coordinator": Command("service", "run a coordinator of reconfigurations (started by `up`)"),
     "frontend": Command("service", "run a frontend with its REST API (started by `up`)"),
+    "launcher": Command("service", "start and drain workers of a compose project by load"),
 }
 
 

@@ -18,6 +18,7 @@ import httpx
 from pydantic import BaseModel, Field
 
 from meshift.schemas.errors import MeshError
+from meshift.services.calibration.file import CalibrationFileError, load_calibration
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.model import SMALL_MODEL, resolve_model
 from meshift.services.cli.paths import state_folder
@@ -54,6 +55,7 @@ class UpSettings(BaseModel):
     state_dir: Path | None = Field(None, description="where its state goes; without it, `.meshift`")
     layers_per_group: int | None = Field(None, ge=1, description="see `meshift worker --help`")
     attention_backend: str | None = Field(None, description="see `meshift worker --help`")
+    calibration: Path | None = Field(None, description="file of `meshift calibrate`, for the workers")
     drain_deadline_s: float = Field(30.0, ge=0, description="at the end, time for running requests")
     autoscale: bool = Field(False, description="start and drain instances by load; `meshift policy` has its settings")
     workers_min: int = Field(1, ge=1, le=64, description="with --autoscale, never fewer")
@@ -66,6 +68,7 @@ def main(name: str, arguments: list[str]) -> int:
     """Run a mesh until Ctrl-C; returns the exit status."""
     settings = parse_settings(UpSettings, f"meshift {name}", arguments)
     check_bounds(settings)
+    check_calibration(settings)
     folder = (settings.state_dir or state_folder()).absolute()
     with only_mesh_here(folder):
         without_keys = no_keys_needed(settings.host)
@@ -81,6 +84,15 @@ def check_bounds(settings: UpSettings) -> None:
             f"--workers {settings.workers} is not between --workers-min {settings.workers_min}"
             f" and --workers-max {settings.workers_max}"
         )
+
+
+def check_calibration(settings: UpSettings) -> None:
+    """Raises `CommandError` for a file that workers could not take."""
+    try:
+        if settings.calibration is not None:
+            load_calibration(settings.calibration)
+    except CalibrationFileError as error:
+        raise CommandError(f"--calibration: {error}") from error
 
 
 def scaling_settings(settings: UpSettings) -> dict[str, bool | int]:
@@ -221,6 +233,7 @@ class Up:
         optional = {
             "layers_per_group": settings.layers_per_group,
             "attention_backend": settings.attention_backend,
+            "calibration": None if settings.calibration is None else str(settings.calibration.absolute()),
         }
         chosen = {name: value for name, value in optional.items() if value is not None}
         return MeshPlan(

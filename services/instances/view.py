@@ -6,6 +6,7 @@ fell silent does when it is heard again (a partition heals).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState, LoadReport
@@ -33,6 +34,9 @@ class InstanceView:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._known: dict[str, KnownInstance] = {}
+        """In the order in which they were last heard: who is silent is found without looking at the others."""
+        self._names: list[str] | None = None
+        """Sorted; None: to be sorted anew."""
         self._newest: dict[str, int] = {}
         """The newest incarnation ever heard of."""
         self._gone: dict[str, int] = {}
@@ -40,7 +44,9 @@ class InstanceView:
 
     def __iter__(self) -> Iterator[KnownInstance]:
         """In the order of their ids, so that a decision doesn't depend on who reported first."""
-        return iter([self._known[key] for key in sorted(self._known)])
+        if self._names is None:
+            self._names = sorted(self._known)
+        return iter([self._known[name] for name in self._names])
 
     def __len__(self) -> int:
         return len(self._known)
@@ -62,6 +68,8 @@ class InstanceView:
         lost = [known.owner] if known is not None and known.owner != owner else []
         if known is not None and not lost and report.sequence <= known.report.sequence:
             return []
+        if self._known.pop(owner.instance_id, None) is None:
+            self._names = None
         self._known[owner.instance_id] = KnownInstance(report, now_s)
         return lost
 
@@ -76,11 +84,13 @@ class InstanceView:
         if self.get(owner) is None:
             return False
         del self._known[owner.instance_id]
+        self._names = None
         return True
 
     def silent(self, now_s: float, for_s: float) -> list[Owner]:
-        """Those that have been silent for at least that long."""
-        return [known.owner for known in self if now_s - known.seen_s >= for_s]
+        """Those that have been silent for at least that long, in the order of their ids."""
+        silent = takewhile(lambda known: now_s - known.seen_s >= for_s, self._known.values())
+        return sorted(known.owner for known in silent)
 
     def expire(self, now_s: float) -> list[Owner]:
         """Forget those that have been silent for too long; returns them."""

@@ -25,6 +25,7 @@ from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
 from meshift.services.scheduler.decisions import DecisionLog
+from meshift.services.scheduler.dispatching import DispatchIndexes
 from meshift.services.scheduler.holding import Holding
 from meshift.services.scheduler.migration import Migration
 from meshift.services.scheduler.operators import OperatorEndpoints
@@ -32,6 +33,7 @@ from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
 from meshift.services.scheduler.policy.settings import PolicySettings
+from meshift.services.scheduler.policy.snapshots import kept_observations
 from meshift.services.scheduler.scaling import Scaler
 from meshift.services.scheduler.steering import Steering
 from meshift.services.scheduler.traces import describe_decision
@@ -68,6 +70,7 @@ class SchedulerCore:
         self._view = InstanceView(options.instance_timeout_s)
         self._charges = Charges()
         self._rounds = PairingRounds()
+        self._indexes = DispatchIndexes(self._candidates, self._observe_owner)
         self._turn = 0
         self.steering = Steering(incarnation, options.scheduling)
         self.decisions = DecisionLog()
@@ -75,7 +78,9 @@ class SchedulerCore:
             scheduler_id, incarnation, self.steering, self.decisions, self._on_new_policy
         )
         self._holding = Holding(self._decide_and_charge)
-        self._migration = Migration(scheduler_id, incarnation, bus, self.counters, self.decisions)
+        self._migration = Migration(
+            scheduler_id, incarnation, bus, self.counters, self.decisions, self._indexes.changed
+        )
         self._scaler = Scaler(
             scheduler_id, incarnation, bus, self.observations, self.counters, self.decisions, options.scaling_drain_s
         )
@@ -114,6 +119,10 @@ class SchedulerCore:
         tokens, requests = self._charges.charged(known.owner)
         return InstanceObservation(known.report, tokens, requests, self._migration.moving_in(known.owner))
 
+    def _observe_owner(self, owner: Owner) -> InstanceObservation | None:
+        known = self._view.get(owner)
+        return None if known is None else self._observe(known)
+
     def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
         """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
         self.steering.change(changes)
@@ -139,10 +148,16 @@ class SchedulerCore:
         return len(self._holding)
 
     def _on_report(self, report: LoadReport) -> None:
+        before = self._view.get(report.owner)
+        serves = None if before is None else (before.report.state, before.report.model.name)
         for lost in self._view.on_report(report, self._now_s()):
             self._forget(lost)
         if self._view.get(report.owner) is None:
             return
+        if serves == (report.state, report.model.name):
+            self._indexes.changed(report.owner)
+        else:
+            self._indexes.reset()
         self._charges.on_report(report.owner)
         self._migration.on_report(report.owner)
         if self._rounds.on_report(report.owner, len(self._view)):
@@ -168,6 +183,7 @@ class SchedulerCore:
         self._forget(gone.owner)
 
     def _forget(self, owner: Owner) -> None:
+        self._indexes.reset()
         self._charges.forget(owner)
         self._rounds.forget(owner)
         self._migration.forget(owner)
@@ -213,13 +229,14 @@ class SchedulerCore:
         if decision.owner is not None:
             self._turn += 1
             self._charges.charge(decision.owner, request.demand)
+            self._indexes.changed(decision.owner)
             self._remember(request, decision)
 
     def _remember(self, request: DispatchRequest, decision: DispatchDecision) -> None:
         self.decisions.add(
             DecisionSubject.DISPATCH,
             decision,
-            len(decision.instances),
+            kept_observations(decision.instances),
             self._now_s(),
             request.model,
             request.request_id,
@@ -239,22 +256,20 @@ class SchedulerCore:
             return decision
 
     def _decide(self, request: DispatchRequest) -> DispatchDecision:
-        decision = choose_instance(
-            self._candidates(request.model, request.excluded),
-            request.demand,
-            self._turn,
-            self.settings,
-            may_wait=request.may_wait,
-        )
+        settings, may_wait = self.settings, request.may_wait
+        if request.excluded:
+            # Seldom: after a failure. Places and turns are then those of the others.
+            candidates = [item for item in self._candidates(request.model) if item.owner not in request.excluded]
+            decision = choose_instance(candidates, request.demand, self._turn, settings, may_wait=may_wait)
+        else:
+            decision = self._indexes.choose(request.model, request.demand, self._turn, settings, may_wait=may_wait)
         if decision is None:
             raise self._nowhere(request.model)
         return decision
 
-    def _candidates(self, model: str, excluded: tuple[Owner, ...]) -> list[InstanceObservation]:
+    def _candidates(self, model: str) -> list[InstanceObservation]:
         return [
-            self._observe(known)
-            for known in self._view
-            if known.takes_requests and known.report.model.name == model and known.owner not in excluded
+            self._observe(known) for known in self._view if known.takes_requests and known.report.model.name == model
         ]
 
     def _nowhere(self, model: str) -> NotFound | Unavailable:

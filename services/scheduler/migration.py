@@ -20,13 +20,21 @@ class Migration:
     """Of one scheduler."""
 
     def __init__(
-        self, scheduler_id: str, incarnation: int, bus: Bus, counters: SchedulerCounters, decisions: DecisionLog
+        self,
+        scheduler_id: str,
+        incarnation: int,
+        bus: Bus,
+        counters: SchedulerCounters,
+        decisions: DecisionLog,
+        on_charge: Callable[[Owner], None],
     ) -> None:
+        """`on_charge` is told whom a pair lets others send requests to."""
         self._id = scheduler_id
         self._incarnation = incarnation
         self._bus = bus
         self._counters = counters
         self._decisions = decisions
+        self._on_charge = on_charge
         self._paired: dict[tuple[Owner, Owner], float] = {}
         self._incoming = Charges()
         self.plans: dict[str, PairingPlan] = {}
@@ -76,6 +84,7 @@ class Migration:
     def _publish(self, pair: Pair, settings: PolicySettings, now_s: float) -> None:
         self._paired[pair.source, pair.destination] = now_s
         self._incoming.charge(pair.destination, pair.tokens_wanted)
+        self._on_charge(pair.destination)
         self._counters.pairs += 1
         message = MovePair(
             scheduler_id=self._id,

@@ -27,7 +27,8 @@ SWEEP_FRONTEND = FrontendOptions(silence_s=60.0)
 class ServingResult:
     """What the clients saw, in order of arrival."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...] = field(repr=False)
+    """Not told when the task that returns them is: that alone took seconds."""
     virtual_s: float
     steps: int
     sums: ClusterSums = field(default_factory=ClusterSums)

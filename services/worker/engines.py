@@ -50,6 +50,10 @@ class EngineSettings(BaseModel):
     data_bytes_per_s: float | None = Field(
         None, gt=0, description="what each rank sends of moving requests at most; without it, as fast as it goes"
     )
+    calibration: Path | None = Field(
+        None,
+        description="file of `meshift calibrate`: headroom of priority classes; of a simulated engine, its speed too",
+    )
     sim_speed: float = Field(1.0, gt=0, description="sim engine: how much faster than the modelled hardware")
 
 
@@ -98,10 +102,12 @@ def _sim(settings: EngineSettings) -> Engine:
     from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
     from meshift.backends.sim.parameters import SimParameters
     from meshift.kv_memory.transport import TransportLimits, create_transport
+    from meshift.services.calibration.file import load_calibration
 
     update = {"name": settings.model_name or settings.model.name, "path": str(settings.model)}
     model = DEFAULT_MODEL.model_copy(update=update | _vocabulary(settings.model))
-    parameters = SimParameters(capacity=settings.capacity_tokens).faster(settings.sim_speed)
+    measured = SimParameters() if settings.calibration is None else load_calibration(settings.calibration).parameters
+    parameters = measured.model_copy(update={"capacity": settings.capacity_tokens}).faster(settings.sim_speed)
     limits = TransportLimits(bytes_per_s=settings.data_bytes_per_s)
     return SimEngine(parameters, model, transport=create_transport("tcp", location=settings.data_host, limits=limits))
 

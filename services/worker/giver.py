@@ -38,6 +38,7 @@ class Giver:
     ) -> None:
         self._owner = owner
         self._engine = engine
+        self._sized = engine if isinstance(engine, SizedEngine) else None
         self._moves = moves
         self._requests = requests
         self._options = options
@@ -109,8 +110,8 @@ class Giver:
                 )
 
     def _held(self, record: RequestRecord) -> int | None:
-        if isinstance(self._engine, SizedEngine):
-            return self._engine.held_tokens(record.key)
+        if self._sized is not None:
+            return self._sized.held_tokens(record.key)
         # Its first token came after its prefill. Whether it was preempted since, only the engine knows, and refuses.
         return record.known_tokens if record.output else None
 

@@ -23,6 +23,8 @@ class KvMemory:
         self._engine = engine
         self._info = info
         self._interval_s = interval_s
+        # Looked at once: this check costs more than all else that a tick does.
+        self._resizable = engine if isinstance(engine, ResizableEngine) else None
         self._due_s = 0.0
         self._asking: asyncio.Task[None] | None = None
         self.newest: MemoryReply | None = None
@@ -44,7 +46,7 @@ class KvMemory:
 
     def tick(self, now_s: float) -> None:
         """Ask the engine again if it is time."""
-        if now_s < self._due_s or self._asking is not None or not isinstance(self._engine, ResizableEngine):
+        if now_s < self._due_s or self._asking is not None or self._resizable is None:
             return
         self._due_s = now_s + self._interval_s
         self._asking = asyncio.get_running_loop().create_task(self._refresh())
@@ -63,12 +65,12 @@ class KvMemory:
             self._asking = None
 
     async def _told(self) -> MemoryReply:
-        engine = self._engine
-        return self._reply(await engine.kv_memory() if isinstance(engine, ResizableEngine) else None)
+        engine = self._resizable
+        return self._reply(None if engine is None else await engine.kv_memory())
 
     async def _resized(self, wanted: MemoryBody) -> MemoryReply:
-        engine = self._engine
-        if not isinstance(engine, ResizableEngine):
+        engine = self._resizable
+        if engine is None:
             raise Unsupported("this engine's KV memory has a fixed size")
         done = await engine.resize_kv(wanted.capacity, preempt=wanted.preempt)
         return self._reply(

@@ -7,9 +7,9 @@ import pytest
 
 from meshift.backends.base import EngineRequest
 from meshift.backends.sim import SimEngine
-from meshift.backends.sim.core import Emit
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.request import SimRequest
+from meshift.backends.sim.work import Emit
 from meshift.schemas import subjects
 from meshift.schemas.errors import Stale
 from meshift.schemas.identity import Owner

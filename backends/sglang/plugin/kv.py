@@ -1,6 +1,7 @@
 """A rank's KV pool as its rectangle of the KV matrix: which cells it holds, and copies of some of them."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,13 +28,26 @@ class RankKv:
     def __init__(self, pool: Any, share: wire.Share) -> None:
         """`pool` is SGLang's, `share` what `describe` says of it."""
         self._pool = pool
-        self.share = share
+        self._share = share
+        self.on_written: Callable[[int], None] = lambda _: None
+        """Is told of how many tokens `mark_written` was."""
         self._compiled = self._pool.device == "cpu" and _has_compiled_copies()
         self._known: dict[tuple[int, int, int, int], tuple[list[torch.Tensor], list[KvPlace]]] = {}
         """By layers and heads: the key buffers, and where everything lies as long as they are these."""
         self.beside_steps: bool = self._pool.device == "cpu"
         """Whether another thread than that which steps may read slots that may be given away meanwhile. A GPU's units
         are unmapped when they are free: there, to read one is an error that ends the process."""
+
+    @property
+    def share(self) -> wire.Share:
+        """What this rank holds now."""
+        return self._share
+
+    @share.setter
+    def share(self, share: wire.Share) -> None:
+        """Memory of layers that have left must not be kept."""
+        self._share = share
+        self._known.clear()
 
     def byte_count(self, rectangle: Rectangle) -> int:
         """Of a rectangle's payload."""
@@ -48,6 +62,8 @@ class RankKv:
         elif self._pool.device == "cpu":
             reference.gather_slots(self._buffers(rectangle), slots, host)
         else:
+            if hasattr(self._pool, "await_steps"):
+                self._pool.await_steps()
             there = torch.empty_like(host, device=self._pool.device)
             host.copy_(reference.gather_slots(self._buffers(rectangle), slots, there))
 
@@ -58,9 +74,13 @@ class RankKv:
             compiled.scatter_places(host, slots, self._places(rectangle))
         else:
             reference.scatter_slots(host.to(self._pool.device), slots, self._buffers(rectangle))
+        if self._pool.device != "cpu":
+            # Steps read it from other streams, as soon as the worker has heard that it is there.
+            torch.cuda.current_stream().synchronize()
 
     def mark_written(self, slots: torch.Tensor) -> None:
         """On the step thread: what was scattered there counts from now on, for a pool that keeps account of it."""
+        self.on_written(len(slots))
         if hasattr(self._pool, "mark_written"):
             self._pool.mark_written(slots)
 
@@ -117,8 +137,13 @@ def describe(scheduler: Any) -> wire.Share:
         head_end=head_start + heads,
         head_dim=getattr(pool, "head_dim", 0),
         dtype=str(pool.store_dtype).removeprefix("torch."),
-        obstacle=_obstacle(pool, heads * parallel.tp_size, config.get_total_num_kv_heads()),
+        obstacle=_speculation(scheduler) or _obstacle(pool, heads * parallel.tp_size, config.get_total_num_kv_heads()),
     )
+
+
+def _speculation(scheduler: Any) -> str:
+    """Drafts have KV that isn't in the pool, and steps write slots that they don't name."""
+    return "" if scheduler.spec_algorithm.is_none() else "speculative decoding"
 
 
 def _obstacle(pool: Any, heads_held: int, heads: int) -> str:

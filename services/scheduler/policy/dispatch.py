@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from meshift.schemas.identity import Owner
@@ -86,12 +87,25 @@ def choose_instance(
     ranker = RANKERS[settings.policy]
     ranks = [ranker(instance, demand, -((index - turn) % count), settings) for index, instance in enumerate(instances)]
     best = max(range(count), key=ranks.__getitem__)
-    chosen, rank = instances[best], ranks[best]
+    return decide_for(instances[best], ranks[best], demand, turn, settings, instances, may_wait=may_wait)
+
+
+def decide_for(
+    chosen: InstanceObservation,
+    rank: Rank,
+    demand: int,
+    turn: int,
+    settings: PolicySettings,
+    instances: Sequence[InstanceObservation],
+    *,
+    may_wait: bool,
+) -> DispatchDecision:
+    """The decision for the one that ranks first among `instances`."""
     holds = may_wait and settings.policy == "meshift" and rank.tier == TIER_FULL
     placed = fits(chosen, demand, settings.dispatch)
     return DispatchDecision(
         owner=None if holds else chosen.owner,
-        reason=_reason(chosen, rank, count, placed, holds, settings),
+        reason=_reason(chosen, rank, len(instances), placed, holds, settings),
         fits=placed and not holds,
         demand=demand,
         turn=turn,
@@ -102,9 +116,20 @@ def choose_instance(
 
 def fits(instance: InstanceObservation, demand: int, settings: DispatchSettings) -> bool:
     """Whether a prompt of `demand` tokens has room there at once, and the batch then has its steps to grow."""
-    report = instance.report
-    batch = report.running + instance.charged_requests + 1
-    return instance.room >= demand + min(settings.margin_steps * batch, report.capacity - demand)
+    return demand <= reach(instance, settings)
+
+
+def reach(instance: InstanceObservation, settings: DispatchSettings) -> float:
+    """The largest prompt that fits, in tokens. One that holds nothing takes whatever it can hold."""
+    report, room = instance.report, instance.room
+    if room >= report.capacity:
+        return inf
+    return room - settings.margin_steps * (report.running + instance.charged_requests + 1)
+
+
+def takes_waiting(instance: InstanceObservation, settings: DispatchSettings) -> bool:
+    """Whether one more prompt may wait there."""
+    return not settings.hold or instance.waiting < settings.waiting_max
 
 
 def rank_instance(instance: InstanceObservation, demand: int, place: int, settings: PolicySettings) -> Rank:
@@ -117,7 +142,7 @@ def _by_fit(instance: InstanceObservation, demand: int, turn: int, settings: Pol
     if fits(instance, demand, settings.dispatch):
         freeness = dispatch_freeness(instance)
         return Rank(TIER_FITS if freeness >= 0 else TIER_NEGATIVE, freeness, turn)
-    waits = not settings.dispatch.hold or instance.waiting < settings.dispatch.waiting_max
+    waits = takes_waiting(instance, settings.dispatch)
     return Rank(TIER_WAITS if waits else TIER_FULL, float(instance.room), turn)
 
 

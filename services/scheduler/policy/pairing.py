@@ -4,8 +4,10 @@ Destinations are sorted by free tokens, not by freeness: the freest instance by 
 large request and no room, and thousands of reservations were refused when it was chosen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 
 from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.dispatch import fits
@@ -83,11 +85,14 @@ def pair_instances(
     destinations = [item for item in able if freeness[item.owner] > settings.in_above and item.free > 0]
     sources.sort(key=lambda item: (freeness[item.owner], item.owner))
     destinations.sort(key=lambda item: (-item.free, item.owner))
+    left = _Line(destinations)
     pairs = []
     for source in sources:
-        destination = _first_allowed(source, destinations, migration.reverse_after_s, now_s, paired)
+        if not len(left):
+            break
+        may = partial(_may_give, source, migration.reverse_after_s, now_s, paired)
+        destination = left.take(may)
         if destination is not None:
-            destinations.remove(destination)
             pairs.append(_pair(source, destination, settings, now_s))
     return PairingPlan((*requeued, *pairs), freeness, instances, settings)
 
@@ -99,41 +104,64 @@ def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, 
     blocked = [item for item in instances if item.report.waiting and item.report.head_demand > item.free]
     blocked.sort(key=lambda item: (not item.is_draining, item.free - item.report.head_demand, item.owner))
     open_ones = [item for item in instances if not item.is_draining and not item.report.waiting]
+    freeness = {item.owner: migration_freeness(item, settings.sees_priorities) for item in open_ones}
+    left = _Line(sorted(open_ones, key=lambda item: (freeness[item.owner], item.owner), reverse=True))
+    refused = inf
     pairs = []
     for source in blocked:
         demand = source.report.head_demand
-        able = [item for item in open_ones if fits(item, demand, settings.dispatch)]
-        if able:
-            chosen = max(able, key=lambda item: (migration_freeness(item, settings.sees_priorities), item.owner))
-            open_ones.remove(chosen)
-            pairs.append(
-                Pair(
-                    source=source.owner,
-                    destination=chosen.owner,
-                    tokens_max=chosen.room,
-                    tokens_wanted=demand,
-                    until_freeness=settings.out_below,
-                    expires_s=now_s + settings.migration.pair_ttl_s,
-                    waiting=True,
-                )
+        # Places only get fewer: where one found none, a larger one needs no look.
+        chosen = left.take(partial(_holds, demand, settings)) if demand < refused else None
+        if chosen is None:
+            refused = min(refused, demand)
+            continue
+        pairs.append(
+            Pair(
+                source=source.owner,
+                destination=chosen.owner,
+                tokens_max=chosen.room,
+                tokens_wanted=demand,
+                until_freeness=settings.out_below,
+                expires_s=now_s + settings.migration.pair_ttl_s,
+                waiting=True,
             )
+        )
     return pairs
 
 
-def _first_allowed(
+class _Line:
+    """Instances in an order, of which one after another is taken out, mostly near the front."""
+
+    def __init__(self, ordered: Sequence[InstanceObservation]) -> None:
+        self._left = list(reversed(ordered))
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self, suits: Callable[[InstanceObservation], bool]) -> InstanceObservation | None:
+        """The first that suits; it is out then."""
+        left = self._left
+        for index in range(len(left) - 1, -1, -1):
+            if suits(left[index]):
+                return left.pop(index)
+        return None
+
+
+def _holds(demand: int, settings: PolicySettings, destination: InstanceObservation) -> bool:
+    return fits(destination, demand, settings.dispatch)
+
+
+def _may_give(
     source: InstanceObservation,
-    destinations: Sequence[InstanceObservation],
     reverse_after_s: float,
     now_s: float,
     paired: PairTimes,
-) -> InstanceObservation | None:
-    """The roomiest that didn't itself give to the source a moment ago: what it gave would come back. A draining source
+    destination: InstanceObservation,
+) -> bool:
+    """Unless the destination itself gave to the source a moment ago: what it gave would come back. A draining source
     may give to all."""
-    for destination in destinations:
-        reversed_s = paired.get((destination.owner, source.owner))
-        if source.is_draining or reversed_s is None or now_s - reversed_s >= reverse_after_s:
-            return destination
-    return None
+    reversed_s = paired.get((destination.owner, source.owner))
+    return source.is_draining or reversed_s is None or now_s - reversed_s >= reverse_after_s
 
 
 def _pair(

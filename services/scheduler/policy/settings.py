@@ -14,7 +14,7 @@ PolicyName = Literal["meshift", "llumnix", "llumnix-base", "infaas++", "round-ro
 - `llumnix`: as published (section 4.4). `llumnix-base`: the same with all priorities equal.
 - `infaas++`: the least memory load, queued demand included; nothing moves.
 - `round-robin`: each in its turn; nothing moves.
-- `central`: stands for a scheduler that tracks every request at every step (`policy/central.py`, to compare its cost);
+- `central`: stands for a scheduler that has every request at every step (`policy/central.py`, to compare its cost);
   in the mesh it decides as `infaas++`.
 """
 

@@ -81,22 +81,24 @@ def class_loads(
     usages: Sequence[ClassUsage], capacity: int, settings: VirtualUsageSettings
 ) -> tuple[tuple[ClassLoad, ...], int]:
     """Load by class, the most protected first, and the instance's headroom."""
-    running = dict.fromkeys(settings.classes, 0)
-    used = dict.fromkeys(settings.classes, 0)
+    if not usages:
+        return (), 0
+    running: dict[int, int] = {}
+    used: dict[int, int] = {}
     for usage in usages:
-        priority_class = settings.class_of(usage.execution)
-        running[priority_class] += usage.running
-        used[priority_class] += usage.used
+        execution = settings.class_of(usage.execution).execution
+        running[execution] = running.get(execution, 0) + usage.running
+        used[execution] = used.get(execution, 0) + usage.used
     loads = tuple(
         ClassLoad(
             name=item.name,
             execution=item.execution,
-            running=running[item],
-            used=used[item],
-            headroom=settings.headroom(item, capacity) if running[item] else 0,
+            running=running[item.execution],
+            used=used[item.execution],
+            headroom=settings.headroom(item, capacity) if running[item.execution] else 0,
         )
         for item in settings.classes
-        if running[item] or used[item]
+        if running.get(item.execution) or used.get(item.execution)
     )
     return loads, settings.combined([load.headroom for load in loads])
 

@@ -75,6 +75,15 @@ def test_other_writers_mark_too(pool: Any) -> None:
     assert pool.dirty.swap("move").tolist() == [50, 61]
 
 
+def test_a_step_marks_what_it_wrote(pool: Any) -> None:
+    pool.after_step(torch.tensor([1]))
+    pool.dirty.add_reader("move")
+    pool.after_step(torch.tensor([8, 2]))
+    pool.after_step(None)
+    pool.await_steps()
+    assert pool.dirty.swap("move").tolist() == [2, 8]
+
+
 def test_uncompiled_writes_are_the_same(pool: Any) -> None:
     slots = torch.tensor([9, 0, 33])
     key, value = write(pool, START + 1, slots)

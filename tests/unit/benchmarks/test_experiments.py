@@ -115,13 +115,16 @@ def test_a_small_run_with_priorities(tmp_path: Path) -> None:
 def test_what_scheduling_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scalability, "SIZES", ((4, 50), (8, 50)))
     path = tmp_path / "told.json"
-    assert simulate.main(["--experiment", "scalability", "--quick", "--json", str(path)]) == 0
+    arguments = ["--experiment", "scalability", "--quick", "--no-over-nats", "--json", str(path)]
+    assert simulate.main(arguments) == 0
     told = json.loads(path.read_text())
+    ways = [*scalability.POLICIES, "meshift, plain scan", "central"]
     assert [(line["instances"], line["policy"]) for line in told["rows"]] == [
-        (4, "global"), (4, "central"), (8, "global"), (8, "central"),
-    ]  # fmt: skip
-    assert all(line["cpu_s_per_s"] > 0 for line in told["rows"])
-    assert [line["instances"] for line in told["summary"]] == [4, 8]
+        (size, way) for size in (4, 8) for way in ways
+    ]
+    assert all(line["cpu_s_per_s"] > 0 and line["dispatch_us"] > 0 for line in told["rows"])
+    assert [line["instances"] for line in told["summary"]] == [4] * len(ways) + [8] * len(ways)
+    assert "meshift, plain scan" in path.with_suffix(".svg").read_text()
 
 
 def test_a_small_run_that_scales(tmp_path: Path) -> None:

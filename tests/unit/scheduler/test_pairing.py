@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.defragment import fragmented_tokens, missing_room, pack
+from meshift.services.scheduler.policy.dispatch import fits
 from meshift.services.scheduler.policy.freeness import migration_freeness
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import (
@@ -17,7 +18,7 @@ from meshift.services.scheduler.policy.pairing import (
     pair_instances,
     requeue,
 )
-from meshift.services.scheduler.policy.settings import PolicyName
+from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings
 from tests.unit.scheduler.kit import PLAIN, instance, instances, settings
 
 MESHIFT = PLAIN
@@ -197,3 +198,48 @@ def test_fragmented_memory_is_free_and_scattered() -> None:
     assert fragmented_tokens([blocked, instance("b", used=700)]) == 300
     assert fragmented_tokens([blocked, blocked, instance("b", used=700)]) == 300
     assert fragmented_tokens([instance("a"), instance("b")]) == 0
+
+
+def plainly_requeued(loads: list[InstanceObservation], chosen: PolicySettings) -> list[tuple[Owner, Owner]]:
+    """The rule as it reads: whoever lacks most first, each to the freest open one where it fits."""
+    blocked = [item for item in loads if item.report.waiting and item.report.head_demand > item.free]
+    blocked.sort(key=lambda item: (not item.is_draining, item.free - item.report.head_demand, item.owner))
+    left = [item for item in loads if not item.is_draining and not item.report.waiting]
+    result = []
+    for source in blocked:
+        able = [item for item in left if fits(item, source.report.head_demand, chosen.dispatch)]
+        if able:
+            best = max(able, key=lambda item: (migration_freeness(item), item.owner))
+            left.remove(best)
+            result.append((source.owner, best.owner))
+    return result
+
+
+@given(instances(max_size=12), st.sampled_from([0.0, 5.0]))
+def test_heads_go_to_the_freest_that_holds_them(loads: list[InstanceObservation], margin: float) -> None:
+    chosen = settings(dispatch={"margin_steps": margin})
+    pairs = requeue(loads, chosen, 0.0)
+    assert [(pair.source, pair.destination) for pair in pairs] == plainly_requeued(loads, chosen)
+
+
+@given(instances(max_size=12), st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11))))
+def test_sources_take_the_roomiest_that_they_may(
+    loads: list[InstanceObservation], before: set[tuple[int, int]]
+) -> None:
+    paired = {(Owner(f"i{giver}", 1), Owner(f"i{taker}", 1)): 1.0 for giver, taker in before}
+    plan = pair_instances(loads, MESHIFT, 2.0, paired)
+    taken: set[Owner] = set()
+    for source in sorted(
+        (item for item in loads if plan.freeness[item.owner] < MESHIFT.out_below and item.report.running),
+        key=lambda item: (plan.freeness[item.owner], item.owner),
+    ):
+        able = [
+            item
+            for item in loads
+            if plan.freeness[item.owner] > MESHIFT.in_above and item.free > 0 and item.owner not in taken
+            if source.is_draining or (item.owner, source.owner) not in paired
+        ]
+        best = min(able, key=lambda item: (-item.free, item.owner), default=None)
+        pair = next((pair for pair in plan.pairs if pair.source == source.owner), None)
+        assert (None if pair is None else pair.destination) == (None if best is None else best.owner)
+        taken |= {best.owner} if best is not None else set()
