@@ -10,7 +10,7 @@ from meshift.backends.base import EngineRequest
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import Finish, Sampling, TokenLogprob
 from tests.contract.engine_kit import Rig, Stream
-from tests.integration.sglang.near_ties import Given, check_same
+from tests.integration.sglang.near_ties import MARGIN, Given, check_same
 
 TOKENS = 40
 _numbers = itertools.count(1)
@@ -53,7 +53,9 @@ async def generate(rig: Rig, prompt: Sequence[int], output: Sequence[int] = (), 
     return result
 
 
-async def check_resumes(rig: Rig, prompt: Sequence[int], cuts: Sequence[int], **fields: Any) -> Result:
+async def check_resumes(
+    rig: Rig, prompt: Sequence[int], cuts: Sequence[int], *, margin: float = MARGIN, **fields: Any
+) -> Result:
     """Cut after each of `cuts` tokens, a request goes on as if it had not been cut; returns the uncut one. A prefill
     computes what decode steps have computed, in other sums: where tokens differ it must be a near tie."""
     fields = scored(fields)
@@ -62,7 +64,8 @@ async def check_resumes(rig: Rig, prompt: Sequence[int], cuts: Sequence[int], **
         assert cut <= len(whole.tokens)
         rest = await generate(rig, prompt, whole.tokens[:cut], **fields)
         what = f"cut after {cut}: {fields}"
-        if not check_same(whole.given.since(cut), rest.given, sampling_of(**fields), len(prompt) + cut, what):
+        expected, known = whole.given.since(cut), len(prompt) + cut
+        if not check_same(expected, rest.given, sampling_of(**fields), known, what, margin=margin):
             continue
         assert (rest.finish.reason, rest.finish.matched_stop) == (whole.finish.reason, whole.finish.matched_stop)
     return whole
