@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshift.schemas.requests import FinishReason
-from tests.contract.engine_kit import MovePair
+from tests.contract.engine_kit import MovePair, movable
 from tests.integration.sglang.generation import PENALTIES, SEEDED
 from tests.integration.sglang.moving import Journey, check_equal, travel, under_load, undisturbed
 
@@ -88,6 +88,9 @@ class JourneySuite:
             "seed": seed,
         }
         expected = await undisturbed(pair.source, prompt, **fields)
+        # The first time it is new there, the second time known.
+        for _ in range(2):
+            await movable(pair.destination).learn_schema(fields["json_schema"])
         journeys = await under_load(pair, *(travel(pair, chance, prompt, MOVES_MAX, **fields) for _ in range(2)))
         for journey in journeys:
             check_equal(journey, expected, prompt, f"seed {seed}: {journey.moves} moves", **fields)
