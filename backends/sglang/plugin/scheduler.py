@@ -149,10 +149,10 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             self.maybe_sleep_on_idle()
 
     def maybe_sleep_on_idle(self) -> None:
-        """Sleep until a command comes or the next heartbeat is due. The leading rank only: later ones wait for it,
-        and a sleep of their own would add to its."""
+        """Sleep until a command comes or the loop is to turn again. The leading rank only: later ones wait for it, and
+        a sleep of their own would add to its."""
         if self.idle_sleeper is not None:
-            self.idle_sleeper.poller.poll(int(self.agent.nap_s * 1000))
+            self.idle_sleeper.poller.poll(int(self.agent.sleep_s * 1000))
 
     # ---- requests ----
 

@@ -1,5 +1,5 @@
-"""The overlap scheduler with pages of 16 tokens and without prefix cache: exact too, though its penalties lag by a
-token, and requests move from and to it."""
+"""The overlap scheduler, with KV in units of four layers and pages of 16 tokens: exact too, though its penalties lag by
+a token, and requests move from and to it."""
 
 import random
 from collections.abc import AsyncIterator
@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from tests.contract.engine_kit import MovePair, Rig
 from tests.contract.engine_move_suite import EngineMoveSuite
+from tests.contract.engine_resize_suite import EngineResizeSuite, resize
 from tests.contract.engine_suite import EngineStreamSuite
 from tests.integration.sglang.conftest import CAPACITY_TOKENS, moving, pair_of
 from tests.integration.sglang.generation import KINDS, PENALTIES, check_resumes, generate, results, submit
@@ -19,26 +20,21 @@ from tests.integration.sglang.moving import check_equal, travel, undisturbed
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
-PAGE = 16
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def overlapped_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    async with moving(
-        random_llama,
-        tmp_path_factory.mktemp("overlap"),
-        capacity_tokens=CAPACITY_TOKENS // PAGE * PAGE,
-        overlap=True,
-        page_size=PAGE,
-        radix_cache=False,
-    ) as rig:
+    folder = tmp_path_factory.mktemp("overlap")
+    async with moving(random_llama, folder, capacity_tokens=CAPACITY_TOKENS, overlap=True, layers_per_group=4) as rig:
+        assert rig.info.page_size == 16
         yield rig
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def overlapped(overlapped_engine: Rig) -> AsyncIterator[Rig]:
-    """Left idle and whole by each test."""
+    """Left idle, whole, and of its first capacity by each test."""
     yield overlapped_engine
+    if overlapped_engine.engine.load().capacity != overlapped_engine.info.capacity:
+        await resize(overlapped_engine, overlapped_engine.info.capacity)
     await overlapped_engine.settle()
 
 
@@ -46,6 +42,14 @@ async def overlapped(overlapped_engine: Rig) -> AsyncIterator[Rig]:
 
 
 class TestStreams(EngineStreamSuite):
+    @pytest.fixture
+    def rig(self, overlapped: Rig) -> Rig:
+        return overlapped
+
+
+class TestResizes(EngineResizeSuite):
+    """A step with those that have to go is always launched."""
+
     @pytest.fixture
     def rig(self, overlapped: Rig) -> Rig:
         return overlapped

@@ -1,5 +1,5 @@
-"""Two pipeline stages: the same tokens as one, equal decisions on both, requests that move from and to them, and the
-death of one."""
+"""Two pipeline stages, without prefix cache: the same tokens as one, equal decisions on both, requests that move from and
+to them, and the death of one."""
 
 import contextlib
 import os
@@ -31,8 +31,8 @@ NOTICE_S_MAX = 1.0
 async def two_stages(model: Path, log_dir: Path, cut: tuple[int, int], page_size: int) -> AsyncIterator[Rig]:
     """An engine of two ranks."""
     tokens = CAPACITY_TOKENS // page_size * page_size
-    settings: dict[str, Any] = {"capacity_tokens": tokens, "page_size": page_size, "layer_partition": cut}
-    async with moving(model, log_dir, pipeline_stages=2, **settings) as rig:
+    settings: dict[str, Any] = {"capacity_tokens": tokens, "page_size": page_size, "radix_cache": False}
+    async with moving(model, log_dir, pipeline_stages=2, layer_partition=cut, **settings) as rig:
         yield rig
 
 
