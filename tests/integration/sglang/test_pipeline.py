@@ -1,5 +1,5 @@
-"""Two pipeline stages, without prefix cache: the same tokens as one, equal decisions on both, requests that move from and
-to them, and the death of one."""
+"""Two pipeline stages, without prefix cache: the same tokens as one, equal decisions on both, requests that move from
+and to them, and the death of one."""
 
 import contextlib
 import os
