@@ -23,6 +23,8 @@ class Capability(StrEnum):
     """What an engine can do beyond generating."""
 
     MOVE_REQUESTS = "move_requests"
+    CHANGE_LAYOUT = "change_layout"
+    """It is a `meshift.backends.layouts.ReconfigurableEngine`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from meshift.backends.sglang.plugin.activate import (
     CPU_PLATFORM_VARIABLE,
     CUDA_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
+    LAYER_COPIES_VARIABLE,
     LAYERS_PER_GROUP_VARIABLE,
+    MOVABLE_LAYERS_VARIABLE,
 )
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.kv_memory.layout import split_evenly
@@ -28,7 +30,13 @@ COMPUTE_NICENESS = 5
 PARTITION_VARIABLE = "SGLANG_PP_LAYER_PARTITION"
 """Layers of each stage, as SGLang takes them."""
 
-RANKS_OWN_VARIABLES = (PARTITION_VARIABLE, CAPACITY_VARIABLE, LAYERS_PER_GROUP_VARIABLE)
+RANKS_OWN_VARIABLES = (
+    PARTITION_VARIABLE,
+    CAPACITY_VARIABLE,
+    LAYERS_PER_GROUP_VARIABLE,
+    MOVABLE_LAYERS_VARIABLE,
+    LAYER_COPIES_VARIABLE,
+)
 """Read by a rank when it starts, and by no import."""
 
 WATCHDOG_S = 24 * 3600
@@ -115,6 +123,11 @@ def rank_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[
         environment[CAPACITY_VARIABLE] = str(settings.capacity_tokens)
     if resolved_device(settings) == "cpu":
         environment |= _cpu_environment(settings, base)
+        if settings.layers_move:
+            environment |= {
+                MOVABLE_LAYERS_VARIABLE: "1",
+                LAYER_COPIES_VARIABLE: str(settings.layer_copies_bytes),
+            }
     elif settings.layers_per_group is not None:
         environment[CUDA_PLATFORM_VARIABLE] = "1"
     if settings.layers_per_group is not None:

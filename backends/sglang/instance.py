@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from meshift.backends.base import EngineStartError
-from meshift.backends.sglang import wire, wire_moves
+from meshift.backends.sglang import wire, wire_layers, wire_moves
 from meshift.backends.sglang.arguments import RANKS_OWN_VARIABLES, rank_environment, server_arguments
 from meshift.backends.sglang.fork_server import RANK_MODULE, Forks, ForkServer
 from meshift.backends.sglang.link import RankLink
@@ -136,7 +136,7 @@ class RankInstance:
                 logger.info("%s: rank %d: %s", self._settings.instance_name, report.rank, report.phase)
             case wire.RankReady():
                 self._note_ready(report)
-            case wire.LoadSnapshot() | wire.StepReport() | wire_moves.Applied():
+            case wire.LoadSnapshot() | wire.StepReport() | wire_moves.Applied() | wire_layers.LayersExpired():
                 if not self._quiet:
                     self._on_report(report)
             case _:

@@ -36,16 +36,6 @@ class RequestEvent(Enum):
     """Finished, cancelled, or released to the destination of its move."""
 
 
-class Work(Enum):
-    """What the engine does now."""
-
-    NOTHING = auto()
-    PREFILL = auto()
-    DECODE = auto()
-    HALTED = auto()
-    """Does no step any more: hung, crashed or stopped."""
-
-
 class ImpossibleTransition(Exception):
     """A bug: the table doesn't have it."""
 

@@ -1,69 +1,82 @@
-"""The number of pages of a running engine, changed at a step boundary as everything from outside."""
+"""Another KV capacity of the simulated engine, at a step boundary."""
 
-import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
+from meshift.backends.base import KvMemoryNow, KvResized
 from meshift.backends.sim.clock import Clock
-
-if TYPE_CHECKING:
-    from meshift.backends.sim.core import EngineCore
-    from meshift.backends.sim.request import SimRequest
+from meshift.backends.sim.core import EngineCore
+from meshift.backends.sim.lifecycle import RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class Resized:
-    """What was done."""
+class Resizing:
+    """`pages_max`: the operator's bound."""
 
-    preempted: int
-    released_pages: int
-    reason: str
-    """Why it isn't the number that was asked for; empty if it is."""
-
-
-class Resizes:
-    """Those that were asked for, in order."""
-
-    def __init__(self, clock: Clock, pages_max: int) -> None:
+    def __init__(self, core: EngineCore, clock: Clock, pages_max: int) -> None:
+        self._core = core
         self._clock = clock
-        self._pages_max = pages_max
-        self._asked: list[tuple[int, bool, asyncio.Future[Resized]]] = []
+        self.pages_max = pages_max
+        self.held = ""
+        """Why it may not grow now."""
 
-    def ask(self, pages: int, preempt: bool) -> "asyncio.Future[Resized]":
-        """At the next boundary."""
-        answer: asyncio.Future[Resized] = self._clock.future()
-        self._asked.append((max(1, pages), preempt, answer))
-        return answer
+    async def resize(self, capacity: int, preempt: bool) -> KvResized:
+        """See `ResizableEngine`. Raises ConnectionError if the engine ends before."""
+        done = self._clock.future()
 
-    def apply(self, core: "EngineCore") -> None:
-        """At a boundary. Whoever asked and has gone meanwhile gets it all the same."""
-        asked, self._asked = self._asked, []
-        for pages, preempt, answer in asked:
-            done = self._resize(core, pages, preempt)
-            if not answer.done():
-                answer.set_result(done)
+        def act() -> int:
+            if not done.done():
+                done.set_result(self._apply(capacity // self._core.parameters.page_size, preempt))
+            return 0
 
-    def _resize(self, core: "EngineCore", pages: int, preempt: bool) -> Resized:
-        pool, reason = core.pool, ""
-        floor = min(pool.capacity, max((request_pages(core, request) for request in core.requests), default=1))
-        if pages > self._pages_max:
-            reason = "the engine was started with no more room"
-        elif pages < floor:
-            reason = f"a request here may need {floor * core.parameters.page_size} tokens"
-        wanted = min(max(pages, floor), self._pages_max)
-        if wanted >= pool.capacity:
-            pool.grow(wanted - pool.capacity)
-            return Resized(0, 0, reason)
-        missing, preempted = pool.capacity - wanted, 0
-        while preempt and pool.free < missing and len(core.batch):
-            core.preempt(core.batch.newest())
+        self._core.at_boundary(act)
+        return await self._clock.wait_or_lose(done)  # type: ignore[no-any-return]
+
+    def now(self) -> KvMemoryNow:
+        """See `ResizableEngine`."""
+        return KvMemoryNow(self._request_tokens_max(), self._bytes(self._core.pool.capacity), None)
+
+    def _apply(self, wanted: int, preempt: bool) -> KvResized:
+        pool, core = self._core.pool, self._core
+        before, reason = pool.capacity, ""
+        if wanted > before and self.held:
+            wanted, reason = before, self.held
+        if wanted > self.pages_max:
+            wanted, reason = self.pages_max, "the engine was started with no more room"
+        least = self._least()
+        if wanted < least:
+            wanted, reason = least, f"a request here may need {least * core.parameters.page_size} tokens"
+        preempted = self._make_room(before - wanted) if preempt else 0
+        if before - wanted > pool.free:
+            wanted, reason = before - pool.free, "requests hold the rest"
+        pool.resize(wanted)
+        return KvResized(
+            capacity=pool.capacity * core.parameters.page_size,
+            request_tokens_max=self._request_tokens_max(),
+            evicted=0,
+            preempted=preempted,
+            released_bytes=self._bytes(max(0, before - wanted)),
+            resident_bytes=self._bytes(wanted),
+            reason=reason,
+            duration_ns=0,
+        )
+
+    def _make_room(self, pages: int) -> int:
+        preempted = 0
+        while pages > self._core.pool.free and len(self._core.batch):
+            self._core.preempt(self._core.batch.newest())
             preempted += 1
-        released = min(missing, pool.free)
-        pool.shrink(released)
-        return Resized(preempted, released, reason if released == missing else "requests hold the rest")
+        return preempted
 
+    def _least(self) -> int:
+        """Pages without which some request here could never end."""
+        parameters = self._core.parameters
+        needs = (
+            parameters.pages_of(request.generation.prompt + request.generation.sampling.max_new_tokens - 1)
+            for request in self._core.requests
+            if request.state is not RequestState.GONE
+        )
+        return max(1, max(needs, default=1))
 
-def request_pages(core: "EngineCore", request: "SimRequest") -> int:
-    """What a request may need in the end: the last token's KV is never computed."""
-    generation = request.generation
-    return core.parameters.pages_of(generation.prompt + generation.sampling.max_new_tokens - 1)
+    def _request_tokens_max(self) -> int:
+        # The last token's KV is never computed.
+        return self._core.pool.capacity * self._core.parameters.page_size + 1
+
+    def _bytes(self, pages: int) -> int:
+        return pages * self._core.parameters.page_size * self._core.parameters.kv_token_bytes

@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "meshift.benchmarks.rebalance", "a skewed burst on two workers, with moves and without, by turns"
     ),
     "fidelity": Benchmark("meshift.benchmarks.fidelity", "how well a fitted simulator predicts a real run here"),
+    "reconfigure": Benchmark("meshift.benchmarks.reconfigure", "layers moved between stages under load, in all modes"),
     "move": Benchmark("meshift.benchmarks.move", "a request moved between two workers: live, blocking, recomputed"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""

@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),
     "scheduler": Command("service", "run a scheduler (started by `up`)"),
+    "coordinator": Command("service", "run a coordinator of reconfigurations (started by `up`)"),
     "frontend": Command("service", "run a frontend with its REST API (started by `up`)"),
     "launcher": Command("service", "start and drain workers of a compose project by load"),
 }

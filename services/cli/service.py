@@ -1,4 +1,4 @@
-"""`meshift worker`, `meshift scheduler`, `meshift frontend`, `meshift launcher`: one service, alone."""
+"""One service, alone: `meshift worker`, `scheduler`, `coordinator`, `frontend` and `launcher`."""
 
 import asyncio
 import importlib
@@ -9,6 +9,7 @@ from meshift.services.cli.settings import parse_settings
 SETTINGS_CLASSES = {
     "worker": "WorkerSettings",
     "scheduler": "SchedulerSettings",
+    "coordinator": "CoordinatorSettings",
     "frontend": "FrontendSettings",
     "launcher": "LauncherSettings",
 }

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from meshift.backends.sim import SimEngine, SimParameters
-from meshift.backends.sim.core import Emit
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport, TcpTransport
 from meshift.services.simulation.virtual_time import VirtualTimeLoop
 from tests.contract.engine_kit import CollectingListener, MovePair, Rig, Stream

@@ -223,6 +223,8 @@ def test_an_instance_is_asked_for_another_capacity_through_a_frontend() -> None:
         assert half.capacity == told.capacity // 2 // told.page_tokens * told.page_tokens
         assert (half.released_bytes, half.reason) == ((told.resident_bytes or 0) - (half.resident_bytes or 0), "")
         assert half.released_bytes > 0
+        again = await ask.resize_memory("worker-0", MemoryBody(capacity=told.capacity + 64))
+        assert (again.capacity, again.reason) == (told.capacity, "the engine was started with no more room")
         for name in ("worker-9", "no.such*name"):
             with pytest.raises(NotFound, match="there is no instance"):
                 await ask.resize_memory(name, MemoryBody(capacity=64))

@@ -19,6 +19,7 @@ from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.context import RankContext
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv, describe
+from meshift.backends.sglang.plugin.layers.rank import RankLayers
 from meshift.backends.sglang.plugin.moves_in import MovesIn
 from meshift.backends.sglang.plugin.moves_out import MovesOut
 from meshift.schemas.base import count_tokens
@@ -50,12 +51,14 @@ class RankAgent:
         """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
+        self.layers: RankLayers
 
     def start_moving(self, data: DataPlane) -> None:
         """The KV pool exists: requests may leave and arrive."""
         kv = RankKv(self._scheduler.token_to_kv_pool_allocator.get_kvcache(), describe(self._scheduler))
         self.moves_out = MovesOut(self._scheduler, self, self._batches, kv, data)
         self.moves_in = MovesIn(self._scheduler, self, self._batches, kv, data)
+        self.layers = RankLayers(self._scheduler, self, kv, data)
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         """What SGLang's dispatcher calls for each command."""
@@ -77,6 +80,7 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
+            **self.layers.handlers(),
         }
 
     # ---- seams of the scheduler's loop ----
@@ -111,14 +115,15 @@ class RankAgent:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no move holds anything here."""
-        return self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
+        """Whether no move holds anything here, and no commit of layers is under way."""
+        moves_idle = self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
+        return moves_idle and self.layers.is_idle
 
     @property
     def has_work(self) -> bool:
         """Whether the next boundary brings anything by itself."""
-        resizes = self._scheduler.kv_capacity.has_work
-        return bool(len(self._batches)) or self.moves_out.has_work or resizes
+        waits = self._scheduler.kv_capacity.has_work or not self.layers.is_idle
+        return bool(len(self._batches)) or self.moves_out.has_work or waits
 
     def _report(self) -> None:
         self._queue_changed = False
@@ -258,6 +263,10 @@ class RankAgent:
         if len(self._rows):
             self._report()
         self._context.outbox.send(kind(rank=self.rank, nonce=nonce, iteration=self.iteration, **fields))
+
+    def tell(self, report: wire.Report) -> None:
+        """Tell the worker what it hasn't asked."""
+        self._context.outbox.send(report)
 
     def refuse_move(self, nonce: int, refusal: Refusal, message: str) -> None:
         """Tell the worker that nothing was done."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshift.backends.sglang import wire
 from meshift.backends.sglang.plugin.preemption import Doomed, Retractions
@@ -51,6 +52,8 @@ class KvCapacity:
         self._given_up = torch.empty(0, dtype=torch.int64)
         self._resizing: _Resizing | None = None
         self._retractions: Retractions | None = None
+        self.growth_obstacle = ""
+        """Why it may not grow now; empty if it may."""
         clear = self._allocator.clear
 
         def clear_but_given_up() -> None:
@@ -60,6 +63,12 @@ class KvCapacity:
             self._allocator.free_pages = free[~torch.isin(free, self._given_up)]
 
         self._allocator.clear = clear_but_given_up
+
+    @property
+    def given_up(self) -> NDArray[np.int64]:
+        """Pages that hold nothing and may not be written."""
+        pages: NDArray[np.int64] = self._given_up.numpy()
+        return pages
 
     def start_with(self, capacity: str | None) -> None:
         """Before the first request: give up what lies beyond the capacity, in tokens, to grow into later."""
@@ -86,9 +95,12 @@ class KvCapacity:
             return []
         begun_ns = time.monotonic_ns()
         change = resizing.wanted - self._scheduler.max_total_num_tokens
-        reason = self._grow(self._allocator.get_kvcache(), change) if change > 0 else self._make_room(resizing)
-        if self._retractions:
-            self._retractions.requeue()
+        if change > 0:
+            reason: str | None = self.growth_obstacle or self._grow(self._allocator.get_kvcache(), change)
+        else:
+            reason = self._make_room(resizing)
+            if self._retractions:
+                self._retractions.requeue()
         resizing.duration_ns += time.monotonic_ns() - begun_ns
         return [] if reason is None else self._finish(rank, iteration, reason)
 

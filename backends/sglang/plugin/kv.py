@@ -1,6 +1,7 @@
 """A rank's KV pool as its rectangle of the KV matrix: which cells it holds, and copies of some of them."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class RankKv:
         """`pool` is SGLang's, `share` what `describe` says of it."""
         self._pool = pool
         self.share = share
+        self.on_written: Callable[[int], None] = lambda _: None
+        """Is told of how many tokens `mark_written` was."""
         self._copies = _fastest_copies(self._pool.device)
 
     def byte_count(self, rectangle: Rectangle) -> int:
@@ -60,6 +63,7 @@ class RankKv:
 
     def mark_written(self, slots: torch.Tensor) -> None:
         """On the step thread: what was scattered there counts from now on, for a pool that keeps account of it."""
+        self.on_written(len(slots))
         if hasattr(self._pool, "mark_written"):
             self._pool.mark_written(slots)
 

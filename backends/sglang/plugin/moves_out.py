@@ -145,6 +145,12 @@ class MovesOut:
         self._agent.record_abort(req, None)
         return True
 
+    def break_off(self, reason: str) -> None:
+        """No round that is under way can be carried on; what is frozen stays so."""
+        rounds, self._sending = self._sending, []
+        for sending in rounds:
+            self._agent.refuse_move(sending.command.nonce, Refusal.BROKEN, reason)
+
     # ---- at a step boundary ----
 
     def act(self) -> None:

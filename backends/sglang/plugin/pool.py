@@ -10,6 +10,7 @@ On a GPU: `cuda_pool.py`.
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, move_kv_cache_nat
 
 from meshift.backends.sglang import wire
 from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
+from meshift.backends.sglang.plugin.layers.pool import LayerBuffers, MovableLayers
 from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.cpu.slots import store_tokens
 from meshift.kernels.places import LayerPlaces
@@ -35,7 +37,7 @@ def pool_class() -> type:
     return ArenaKvPool if os.environ.get(LAYERS_PER_GROUP_VARIABLE) else MeshKvPool
 
 
-class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
+class MeshKvPool(MovableLayers, MHATokenToKVPool):  # type: ignore[misc]
     """SGLang's own buffers. Who writes marks the slots, after they are written: the pool what goes through it, the
     scheduler what a step has written (`after_step`), whether the pool was asked or a CUDA graph replayed."""
 
@@ -95,12 +97,16 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
 
     def resident_bytes(self) -> int:
         """What the system keeps in memory for K and V."""
-        tensors = (*self.k_buffer, *self.v_buffer)
+        tensors = (*self.k_buffer, *self.v_buffer, *(tensor for pair in self.staged.values() for tensor in pair))
         return sum(resident_bytes(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
 
     def units(self) -> wire.KvUnits | None:
         """Those of stacked layers; None: one slab a layer, shared out token by token."""
         return None
+
+    def _switch_layers(self, start: int, end: int) -> None:
+        # Places keep memory; they are made again for what is here now.
+        self._places = LayerPlaces()
 
     def _mark(self, slots: torch.Tensor) -> None:
         if self.dirty.readers:
@@ -121,6 +127,7 @@ class ArenaKvPool(MeshKvPool):
             setattr(self, f"{name}_buffer", None)
         self.stacking = stacking_for(self, self.granule)
         self.arenas: dict[int, Arena] = {}
+        self._staged_arenas: dict[int, Arena] = {}
         self._memory: dict[int, torch.Tensor] = {}
         for group in self._groups():
             self.arenas[group], self._memory[group] = self._new_arena()
@@ -133,14 +140,15 @@ class ArenaKvPool(MeshKvPool):
 
     def give_up_pages(self, pages: ArrayLike) -> int:
         given = np.asarray(pages, np.int64)
-        for arena in self.arenas.values():
+        arenas = self._all_arenas()
+        for arena in arenas:
             arena.release(given)
-        return len(given) * self.stacking.unit_bytes * len(self.arenas)
+        return len(given) * self.stacking.unit_bytes * len(arenas)
 
     def take_back_pages(self, pages: ArrayLike) -> None:
         done: list[Arena] = []
         try:
-            for arena in self.arenas.values():
+            for arena in self._all_arenas():
                 arena.commit(pages)
                 done.append(arena)
         except BaseException:
@@ -149,7 +157,7 @@ class ArenaKvPool(MeshKvPool):
             raise
 
     def resident_bytes(self) -> int:
-        return sum(resident_bytes(arena.base, arena.units * arena.unit_bytes) for arena in self.arenas.values())
+        return sum(resident_bytes(arena.base, arena.units * arena.unit_bytes) for arena in self._all_arenas())
 
     def units(self) -> wire.KvUnits:
         stacking, last = self.stacking, self.stacking.groups - 1
@@ -165,6 +173,34 @@ class ArenaKvPool(MeshKvPool):
             committed=sum(arena.committed for arena in self.arenas.values()),
             waste_bytes=sum(arena.committed * stacking.waste_bytes(group) for group, arena in self.arenas.items()),
         )
+
+    def _new_layers(self, layers: Sequence[int], given_up: ArrayLike) -> dict[int, LayerBuffers]:
+        k = self.stacking.layers_per_group
+        absent = np.asarray(given_up, np.int64)
+        for group in sorted({layer // k for layer in layers}):
+            arena, self._memory[group] = self._new_arena()
+            arena.release(absent)
+            self._staged_arenas[group] = arena
+        return {layer: self._layer_view(layer) for layer in layers}
+
+    def _unstage_layers(self) -> None:
+        for group in self._staged_arenas:
+            del self._memory[group]
+        self._staged_arenas = {}
+
+    def _switch_layers(self, start: int, end: int) -> None:
+        super()._switch_layers(start, end)
+        self.arenas |= self._staged_arenas
+        self._staged_arenas = {}
+        wanted = set(self._groups())
+        for group in [group for group in self.arenas if group not in wanted]:
+            # Its views keep the memory until the last of them goes.
+            del self.arenas[group], self._memory[group]
+        self.stacking = stacking_for(self, self.granule)
+
+    def _all_arenas(self) -> list[Arena]:
+        """Those of layers that are to come, too."""
+        return [*self.arenas.values(), *self._staged_arenas.values()]
 
     def _groups(self) -> range:
         k = self.stacking.layers_per_group

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from meshift.backends.base import KvMemoryNow, KvResized, ResizableEngine
+from meshift.backends.base import Engine, KvMemoryNow, KvResized, ResizableEngine
 from meshift.backends.sim.engine import SimEngine
 from meshift.schemas.errors import PeerTimeout, Unavailable, Unsupported
 from meshift.schemas.identity import Owner
@@ -52,18 +52,11 @@ class Failing(Resizing):
         self.outcome = outcome
 
 
-class Fixed(SimEngine):
-    """One that isn't made for it."""
-
-    resize_kv: Any = None
-    kv_memory: Any = None
-
-
 def request(capacity: int = 64, preempt: bool = False) -> MemoryRequest:
     return MemoryRequest(resize=MemoryBody(capacity=capacity, preempt=preempt))
 
 
-async def memory_of(engine: SimEngine) -> KvMemory:
+async def memory_of(engine: Engine) -> KvMemory:
     return KvMemory(OWNER, engine, await engine.start(CollectingListener()), 15.0)
 
 
@@ -124,6 +117,15 @@ async def test_trouble(outcome: Exception, error: type[Exception]) -> None:
         await (await memory_of(engine)).answer(request())
     with pytest.raises(error):
         await (await memory_of(Failing(outcome))).answer(MemoryRequest())
+
+
+class Fixed:
+    """An `Engine` and nothing more."""
+
+    def __init__(self) -> None:
+        engine = SimEngine()
+        self.start, self.submit, self.cancel, self.load = engine.start, engine.submit, engine.cancel, engine.load
+        self.check_integrity, self.stop = engine.check_integrity, engine.stop
 
 
 async def test_an_engine_of_fixed_size() -> None:
