@@ -170,7 +170,7 @@ LAYOUT_DURATION: Final = Metric(
     "seconds",
 )  # fmt: skip
 LAYOUT_STOP: Final = Metric(
-    names.METRIC_LAYOUT_STOP, _H, "How long the stage was held back at a commit that was held back longest.",
+    names.METRIC_RECONFIGURE_STOP, _H, "How long the stage was held back at a commit that was held back longest.",
     ("instance_id",), "seconds",
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ SERVING_TIMEOUT_S = 30.0
 
 
 class UpSettings(BaseModel):
-    """Start NATS (unless there is one), a scheduler, a frontend and workers; Ctrl-C ends them all.
+    """Start NATS (unless there is one), a scheduler, a coordinator, a frontend and workers; Ctrl-C ends them all.
 
     The services take further settings from the environment, for example MESHIFT_CAPACITY_TOKENS
     (see `meshift worker --help`)."""
@@ -61,7 +61,9 @@ class UpSettings(BaseModel):
     workers_min: int = Field(1, ge=1, le=64, description="with --autoscale, never fewer")
     workers_max: int = Field(4, ge=1, le=64, description="with --autoscale, never more, starting ones included")
     autoscale_dry_run: bool = Field(False, description="with --autoscale, only say what would be done")
-    metrics: bool = Field(False, description="scheduler and workers show metrics too, at free ports that it names")
+    metrics: bool = Field(
+        False, description="scheduler, coordinator and workers show metrics too, at free ports that it names"
+    )
 
 
 def main(name: str, arguments: list[str]) -> int:
@@ -142,7 +144,7 @@ def free_port(host: str, port: int) -> int:
 def free_metrics_ports(workers: int) -> dict[str, int]:
     """A free port for each service that has no HTTP of its own, held together while they are looked for."""
     with contextlib.ExitStack() as stack:
-        names = ("scheduler", *(f"worker-{number}" for number in range(1, workers + 1)))
+        names = ("scheduler", "coordinator", *(f"worker-{number}" for number in range(1, workers + 1)))
         probes = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
         return {name: int(probe.getsockname()[1]) for name, probe in probes.items()}
 

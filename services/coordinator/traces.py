@@ -13,6 +13,16 @@ from meshift.services.coordinator.wording import words_of
 from meshift.tracing import names, spans
 
 _NOTHING = nullcontext()
+PHASES = {
+    State.PLANNING: names.RECONFIGURE_FEASIBILITY,
+    State.BEGINNING: names.RECONFIGURE_BEGIN,
+    State.ADOPTING: names.RECONFIGURE_ADOPT,
+    State.RESIZING: names.RECONFIGURE_RESIZE,
+    State.LOADING: names.RECONFIGURE_LOAD,
+    State.CONVERGING: names.RECONFIGURE_COPY,
+    State.COMMITTING: names.RECONFIGURE_COMMIT,
+    State.ABORTING: names.RECONFIGURE_ABORT,
+}
 GOOD = frozenset({ReconfigureOutcome.COMMITTED, ReconfigureOutcome.PLANNED})
 
 
@@ -106,7 +116,7 @@ class RecordedReconfiguration(ReconfigureTrace):
         self._span.end()
 
     def _begin_phase(self, state: State) -> spans.Span:
-        return self._tracer.start_span(f"{names.RECONFIGURE}.{state.value}", self._context)
+        return self._tracer.start_span(PHASES[state], self._context)
 
 
 def _figures(change: ChangeStatus) -> spans.Attributes:

@@ -20,7 +20,7 @@ class LaunchSpec:
     """A service with its settings; the launcher knows how to run it where it is."""
 
     service: str
-    """`worker`, `scheduler` or `frontend`: the subcommand of `meshift`."""
+    """`worker`, `scheduler`, `coordinator` or `frontend`: the subcommand of `meshift`."""
     settings: Settings = field(default_factory=dict)
 
 

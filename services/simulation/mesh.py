@@ -7,13 +7,13 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from meshift.backends.sim.engine import SimEngine
+from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.pipeline import SimPipeline
 from meshift.backends.sim.work import Emit
 from meshift.kv_memory.transport.memory import MemoryFabric, MemoryTransport
 from meshift.schemas.identity import FrontendRef, Owner
-from meshift.schemas.instances import InstanceState
+from meshift.schemas.instances import InstanceState, ModelInfo
 from meshift.services.bus.faults import Faults
 from meshift.services.bus.memory import MemoryBus, MemoryNetwork, Mode
 from meshift.services.coordinator.core import CoordinatorCore
@@ -44,6 +44,7 @@ class MeshOptions:
     emit: Emit = "step"
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    model: ModelInfo = DEFAULT_MODEL
     pipeline: SimPipeline | None = None
     """Of each engine. With one, there is a coordinator too."""
     coordinator: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -98,6 +99,10 @@ class SimulatedMesh:
     @property
     def frontend_names(self) -> list[str]:
         return [f"frontend-{index}" for index in range(self.options.frontends)]
+
+    @property
+    def other_names(self) -> list[str]:
+        return ["scheduler"] if self.options.pipeline is None else ["scheduler", "coordinator"]
 
     async def start(self) -> None:
         """Everything up, and every frontend ready."""
@@ -187,6 +192,7 @@ class SimulatedMesh:
         transport = MemoryTransport(self.fabric, str(owner))
         engine = SimEngine(
             self.options.parameters,
+            self.options.model,
             transport=transport,
             pipeline=self.options.pipeline,
             skip_steps=self.options.skip_steps,

@@ -51,9 +51,9 @@ class KvCapacity:
         self._page_size: int = self._allocator.page_size
         self._given_up = torch.empty(0, dtype=torch.int64)
         self._resizing: _Resizing | None = None
-        self._retractions: Retractions | None = None
         self.growth_obstacle = ""
         """Why it may not grow now; empty if it may."""
+        self._retractions: Retractions | None = None
         clear = self._allocator.clear
 
         def clear_but_given_up() -> None:
@@ -99,8 +99,8 @@ class KvCapacity:
             reason: str | None = self.growth_obstacle or self._grow(self._allocator.get_kvcache(), change)
         else:
             reason = self._make_room(resizing)
-            if self._retractions:
-                self._retractions.requeue()
+        if self._retractions:
+            self._retractions.requeue()
         resizing.duration_ns += time.monotonic_ns() - begun_ns
         return [] if reason is None else self._finish(rank, iteration, reason)
 

@@ -190,7 +190,7 @@ class ArenaKvPool(MeshKvPool):
 
     def _switch_layers(self, start: int, end: int) -> None:
         super()._switch_layers(start, end)
-        self.arenas |= self._staged_arenas
+        self.arenas = dict(sorted({**self.arenas, **self._staged_arenas}.items()))
         self._staged_arenas = {}
         wanted = set(self._groups())
         for group in [group for group in self.arenas if group not in wanted]:
@@ -231,7 +231,7 @@ def stacking_for(pool: Any, granule: int) -> Stacking:
     """The units of a pool, multiples of `granule` bytes. Raises ValueError where groups would be cut between stages, or
     where pages of this size can't fill units of whole granules: SGLang's own code needs slots at one stride."""
     k = int(os.environ[LAYERS_PER_GROUP_VARIABLE])
-    if pool.start_layer % k:
+    if pool.start_layer % k and pool.layer_num:
         low = pool.start_layer // k * k
         raise ValueError(f"a stage starts at layer {pool.start_layer}; with {k} layers a group: at {low} or {low + k}")
     sizes = {"heads": pool.head_num, "head_dim": pool.head_dim, "element_bytes": pool.store_dtype.itemsize}

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from meshift.schemas.limits import MESSAGE_BYTES_MAX
 from meshift.services.cli.main import COMMANDS
 from meshift.services.cli.paths import MODELS_VARIABLE
+from meshift.services.coordinator.main import CoordinatorSettings
 from meshift.services.frontend.main import FrontendSettings
 from meshift.services.scheduler.main import SchedulerSettings
 from meshift.services.worker.main import WorkerSettings
@@ -22,6 +23,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "frontend-1": FrontendSettings,
     "frontend-2": FrontendSettings,
     "scheduler": SchedulerSettings,
+    "coordinator": CoordinatorSettings,
     "worker": WorkerSettings,
 }
 SET_IN_ENTRYPOINT = {"worker": ("MESHIFT_INSTANCE_ID", "MESHIFT_DATA_HOST")}
