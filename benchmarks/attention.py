@@ -18,6 +18,7 @@ import asyncio
 import random
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class AttentionSettings(BenchmarkSettings):
 
     model: str = Field(SMALL_MODEL, description="of the engines: a prepared model's name, or a Hugging Face folder")
     rounds: int = Field(31, ge=1, description="samples of each kernel (--quick: 11)")
-    steps: int = Field(24, ge=2, description="decode steps of an engine's sample")
+    steps: int = Field(24, ge=2, description="decode steps of an engine's sample (--quick: 12)")
     repeats: int = Field(5, ge=1, description="samples of each engine and context (--quick: 3)")
     kernels_only: bool = Field(False, description="start no engine")
     timeout_s: float = Field(240.0, gt=0, description="of one engine's sample")
@@ -59,12 +60,13 @@ def main(arguments: Sequence[str]) -> int:
     dice = random.Random(settings.seed)
     rounds = min(settings.rounds, 11) if settings.quick else settings.rounds
     samples = [sample for case in (*DECODES, *EXTENDS) for sample in attention_kernels.measure(case, rounds, dice)]
+    print_table(table(summary(samples), samples))
     identical = True
     if not settings.kernels_only:
         engines = asyncio.run(_engines(settings, dice))
         samples, identical = [*samples, *engines.samples], engines.identical
+        print_table(engine_table(samples))
     result = summary(samples)
-    print_table(table(result, samples))
     if not identical:
         print("the engines gave different tokens")
     write_result(settings.json_path, result, samples)
@@ -80,7 +82,7 @@ async def _engines(settings: AttentionSettings, dice: random.Random) -> EngineSa
             Path(folder),
             contexts=ENGINE_CONTEXTS,
             batch=BATCH,
-            steps=settings.steps,
+            steps=min(settings.steps, 12) if settings.quick else settings.steps,
             repeats=min(settings.repeats, 3) if settings.quick else settings.repeats,
             timeout_s=settings.timeout_s,
             dice=dice,
@@ -113,7 +115,13 @@ def table(result: dict[str, Any], samples: Sequence[dict[str, Any]]) -> list[tup
         aim = AIMS[f"{name}_speedup"]
         what = f"decode, {case.tokens} tokens x {case.batch}" if case.queries == 1 else case.name
         rows.append((what, f"{_speedup(samples, case.name):.2f} x (aim: {aim}): {times}"))
-    for context, speedup in result.get("engine_decode_speedup", {}).items():
+    return rows
+
+
+def engine_table(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The same of engines."""
+    rows = []
+    for context, speedup in summary(samples)["engine_decode_speedup"].items():
         times = ", ".join(f"{who} {_step_ms(samples, int(context), who):.1f} ms" for who in BACKENDS)
         rows.append((f"engine, {context} tokens x {BATCH}", f"{speedup} x (aim: {ENGINE_AIMS[int(context)]}): {times}"))
     return rows
@@ -143,10 +151,10 @@ def _speedup(samples: Sequence[dict[str, Any]], case: str) -> float:
 
 
 def _paired(samples: Sequence[dict[str, Any]], case: str) -> float:
-    rounds: dict[int, dict[str, float]] = {}
+    rounds: dict[int, Counter[str]] = {}
     for sample in samples:
         if sample.get("case") == case:
-            rounds.setdefault(sample["round"], {})[sample["subject"]] = sample["ms"]
+            rounds.setdefault(sample["round"], Counter())[sample["subject"]] += sample["ms"]
     return statistics.median(times["table"] / times["contiguous"] for times in rounds.values())
 
 

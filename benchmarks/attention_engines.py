@@ -125,17 +125,16 @@ async def sample_engines(
     dice: random.Random,
 ) -> EngineSamples:
     """A sample an engine, context and repeat, in turns. The prompts' KV is in the prefix cache by then."""
-    capacity = batch * sum(context + 2 * steps + 128 for context in contexts)
+    capacity = batch * (max(contexts) + 2 * len(contexts) * (steps + 64))
     subjects = [Subject(backend, model, log_dir, capacity, timeout_s) for backend in BACKENDS]
     found = EngineSamples()
     try:
-        for subject in subjects:
-            await subject.start()
-        for context in contexts:
-            prompts = [_prompt(context, subjects[0].vocabulary, dice) for _ in range(batch)]
-            for subject in subjects:
-                # Their KV is in the prefix cache from now on.
-                await subject.decode(prompts, 2)
+        await asyncio.gather(*(subject.start() for subject in subjects))
+        longest = [_prompt(max(contexts), subjects[0].vocabulary, dice) for _ in range(batch)]
+        for context in sorted(contexts):
+            prompts = [prompt[:context] for prompt in longest]
+            # Their KV is in the prefix cache from now on. To compute it takes longest, and isn't measured: in parallel.
+            await asyncio.gather(*(subject.decode(prompts, 2) for subject in subjects))
             for number in range(repeats):
                 order = subjects if number % 2 == 0 else subjects[::-1]
                 await _sample(found, order, prompts, context, steps)

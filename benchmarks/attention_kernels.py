@@ -1,7 +1,8 @@
 """Attention by itself: SGLang's `torch_native` and our kernel, over units of stacked layers and over plain buffers.
 
-One thread, all layers in turn, so that K and V come from memory as in an engine. Each round takes one sample of each
-subject, in an order that changes; times are the thread's CPU time, since others may be at work on the machine."""
+One thread, all layers in turn, so that K and V come from memory as in an engine. Each round takes a sample of
+`torch_native`, and two of each of our subjects, ABBA or BAAB by turns, so that what changes on the machine meanwhile
+meets both. Times are the thread's CPU time, since others may be at work there."""
 
 import random
 import time
@@ -18,11 +19,15 @@ from meshift.kernels.places import KvPlace
 from meshift.kv_memory.arena import CpuArena
 from meshift.kv_memory.stacking import Stacking, default_unit_bytes
 
-LAYERS, LAYERS_PER_GROUP = 8, 4
+LAYERS, LAYERS_PER_GROUP = 12, 4
 HEADS, QUERY_HEADS, HEAD_DIM = 3, 9, 64
 """Of SmolLM2-135M."""
 
 SUBJECTS = ("torch_native", "contiguous", "table")
+ORDERS = (
+    ("torch_native", "contiguous", "table", "table", "contiguous"),
+    ("torch_native", "table", "contiguous", "contiguous", "table"),
+)
 Run = Callable[[], torch.Tensor]
 
 
@@ -37,8 +42,8 @@ class Case:
 
 
 def measure(case: Case, rounds: int, dice: random.Random) -> list[dict[str, Any]]:
-    """A sample a subject and round: CPU milliseconds of a step in all layers. Raises AssertionError where the subjects
-    don't agree."""
+    """Samples of each round: CPU milliseconds of a step in all layers. Raises AssertionError where the subjects don't
+    agree."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,9 +60,7 @@ def _measure(case: Case, rounds: int, dice: random.Random) -> list[dict[str, Any
     for output in outputs[1:]:
         assert float((output - outputs[0]).abs().max()) < 1e-4, "the subjects don't agree"
     for number in range(rounds):
-        names = list(runs)
-        names = names[number % len(names) :] + names[: number % len(names)]
-        for name in names:
+        for name in ORDERS[number % 2]:
             begin = time.thread_time()
             runs[name]()
             ms = (time.thread_time() - begin) * 1e3

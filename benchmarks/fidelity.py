@@ -47,7 +47,8 @@ FRONTEND = "fidelity"
 BOUNDS = {0.5: 0.15, 0.99: 0.25}
 """Percentile -> the relative error that is allowed."""
 
-QUICK_REQUESTS = 40
+QUICK_REQUESTS, QUICK_REQUESTS_MIN, QUICK_SPAN_S = 40, 12, 80.0
+"""A slow machine gets fewer requests, so that they have come in about that time."""
 KNOWN_S_MAX = 10.0
 REQUEST_S_MAX = 300.0
 TYPICAL_BATCH = 8
@@ -67,7 +68,7 @@ class FidelitySettings(BenchmarkSettings):
     capacity_tokens: int = Field(8192, ge=512, description="KV cache of a worker")
     threads: int | None = Field(None, ge=1, description="of each worker; without it, the cores divided by the workers")
     trace: str = Field("S-S", description="a generated trace (S-S, M-M, sharegpt, ...)")
-    requests: int = Field(100, ge=5, description="of each run (--quick: 40)")
+    requests: int = Field(100, ge=5, description="of each run (--quick: 40 at most)")
     loads: tuple[float, ...] = Field((0.4, 0.8), description="shares of the guessed capacity (--quick: the first)")
     first_seed: int = Field(FIRST_REPORTED_SEED, description="of the first run; each has its own")
 
@@ -186,9 +187,11 @@ async def _serve(core: FrontendCore, run: RealRun, model: str) -> list[Outcome]:
 
 def planned(settings: FidelitySettings, parameters: SimParameters, load: float, seed: int) -> RealRun:
     """The requests of a run."""
-    count = min(settings.requests, QUICK_REQUESTS) if settings.quick else settings.requests
-    lengths = fitting(generate(settings.trace, count, 1.0, seed), parameters.capacity)
+    lengths = fitting(generate(settings.trace, settings.requests, 1.0, seed), parameters.capacity)
     rate = load * settings.workers * sustainable_rate(parameters, lengths)
+    count = settings.requests
+    if settings.quick:
+        count = min(count, QUICK_REQUESTS, max(QUICK_REQUESTS_MIN, round(rate * QUICK_SPAN_S)))
     arrivals = fitting(generate(settings.trace, count, rate, seed), parameters.capacity)
     return RealRun(load, rate, seed, tuple(arrivals), ())
 

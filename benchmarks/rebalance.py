@@ -53,11 +53,11 @@ class RebalanceSettings(BenchmarkSettings):
     engine: Literal["sglang", "sim"] = Field("sglang", description="sim: only to try the benchmark itself")
     policy: PolicyName = Field("meshift", description="who dispatches and moves: meshift, llumnix or llumnix-base")
     pairs: int = Field(6, ge=1, description="pairs of rounds, one with moves and one without (--quick: 2)")
-    burst: int = Field(10, ge=2, description="long requests of a burst, and as many short ones")
+    burst: int = Field(6, ge=2, description="long requests of a burst, and as many short ones")
     prompt_tokens: int = Field(64, ge=8, description="of every request")
-    long_tokens: int = Field(180, ge=2, description="output of the long ones")
+    long_tokens: int = Field(200, ge=2, description="output of the long ones")
     short_tokens: int = Field(6, ge=2, description="output of the short ones")
-    capacity_tokens: int = Field(1536, ge=256, description="KV cache of a worker")
+    capacity_tokens: int = Field(768, ge=128, description="KV cache of a worker")
     threads: int | None = Field(None, ge=1, description="of each worker; without it, half of the cores")
 
 

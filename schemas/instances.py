@@ -79,6 +79,8 @@ class LoadReport(Message):
     step_count: int = 0
     prefill_tokens: int = 0
     """Whose KV prefill steps have computed since the engine's start."""
+    batch_full: bool = False
+    """The engine admits nothing to its batch now, whatever is free: it keeps room for what runs to grow."""
 
 
 class InstanceGone(Message):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 from meshift.backends.base import (
@@ -75,8 +75,6 @@ class SglangEngine:
         self._limits: RequestLimits | None = None
         self._snapshot: wire.LoadSnapshot | None = None
         self._layout: KvLayout | None = None
-        self._page_size = 1
-        self._capacity_max = 0
         self._moves_out = MovesOut(self._instance, self._table, lambda: self._layout, verify=settings.verify_moves)
         self._moves_in = MovesIn(self._instance, self._table, lambda: self._layout, self._check)
         self._changes = LayerChanges(self._instance, settings, self._note_layout)
@@ -100,8 +98,6 @@ class SglangEngine:
             weights = await asyncio.to_thread(fingerprint, self._settings.model_path)
             self._layout = layout_of([rank.share for rank in ranks], self._settings.tensor_ranks, weights)
             self._changes.start(ranks)
-            self._page_size = ready.page_size
-            self._capacity_max = self._settings.capacity_tokens_max or ready.capacity
             self._limits = RequestLimits(ready.request_tokens_max, ready.vocabulary_size, ready.obeys_schemas)
             await self._run_warm_up()
             self._move(EngineEvent.READY)
@@ -291,19 +287,7 @@ class SglangEngine:
 
     async def layout(self) -> LayoutNow:
         """See `ReconfigurableEngine.layout`."""
-        return self._layout_now()
-
-    def _layout_now(self) -> LayoutNow:
-        return LayoutNow(
-            layout=self._changes.layout,
-            kv=self._layout,
-            stages=self._changes.memory(),
-            page_tokens=self._page_size,
-            capacity=self.load().capacity,
-            capacity_max=self._capacity_max,
-            change_id=self._changes.change_id,
-            ended=self._changes.ended,
-        )
+        return self._changes.now(self._layout, self.load().capacity)
 
     def _note_layout(self, layout: Layout) -> None:
         if self._layout is not None:
@@ -330,14 +314,7 @@ class SglangEngine:
         if self._moves_in.reserved or self._moves_out.frozen:
             raise LayoutRefused("requests move", LayoutRefusal.BUSY)
         done = await self._change(self._changes.commit(change_id, commit, timeout_s))
-        return LayoutCommitted(
-            now=self._layout_now(),
-            commit=done.commit,
-            stop_ns=done.stop_ns,
-            last_patch_tokens=done.last_patch_tokens,
-            last_patch_bytes=done.last_patch_bytes,
-            duration_ns=done.duration_ns,
-        )
+        return LayoutCommitted(await self.layout(), *astuple(done))
 
     async def abort_layout(self, change_id: str) -> None:
         """See `ReconfigurableEngine.abort_layout`."""

@@ -19,6 +19,7 @@ from meshift.backends.layouts import (
     Layout,
     LayoutChange,
     LayoutEnd,
+    LayoutNow,
     LayoutProgress,
     LayoutRefused,
     StageMemory,
@@ -32,6 +33,7 @@ from meshift.backends.sglang.questions import Question, same
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.backends.sglang.wire import RankReady
 from meshift.backends.sglang.wire_moves import TargetAddress
+from meshift.kv_memory.layout import KvLayout
 from meshift.schemas.layouts import CommitMode, LayoutRefusal
 
 SETTLE_TIMEOUT_S = 120.0
@@ -79,7 +81,7 @@ class LayerChanges:
         self._settings = settings
         self._on_switched = on_switched
         self._facts: list[wire.LayerFacts] = []
-        self._layers = 0
+        self._layers = self._page_tokens = self._capacity_max = 0
         self._running: _Running | None = None
         self._ended: deque[LayoutEnd] = deque(maxlen=ENDED_MAX)
         self._settling: asyncio.Task[None] | None = None
@@ -90,7 +92,8 @@ class LayerChanges:
         stages = ranks[:: self._settings.tensor_ranks]
         ranges = tuple((rank.share.layer_start, rank.share.layer_end) for rank in stages)
         self._facts = [rank.movable for rank in ranks]
-        self._layers = ranks[0].layers
+        self._layers, self._page_tokens = ranks[0].layers, ranks[0].page_size
+        self._capacity_max = self._settings.capacity_tokens_max or ranks[0].capacity
         self.layout = Layout(ranges, 0, max(fact.layers_per_group for fact in self._facts))
 
     @property
@@ -103,21 +106,20 @@ class LayerChanges:
         """Of the change that is under way."""
         return self._running.change.change_id if self._running else None
 
-    @property
-    def is_committing(self) -> bool:
-        """Whether requests must not move now."""
-        return self._running is not None and self._running.committing
-
-    @property
-    def ended(self) -> tuple[LayoutEnd, ...]:
-        """Newest last."""
-        return tuple(self._ended)
-
-    def memory(self) -> tuple[StageMemory, ...]:
-        """Per stage, of a tensor rank."""
-        return tuple(
-            StageMemory(self._settings.stage_bytes_max, fact.fixed_bytes, fact.layer_bytes, fact.block_bytes)
-            for fact in self._facts[:: self._settings.tensor_ranks]
+    def now(self, kv: KvLayout | None, capacity: int) -> LayoutNow:
+        """See `ReconfigurableEngine.layout`."""
+        return LayoutNow(
+            layout=self.layout,
+            kv=kv,
+            stages=tuple(
+                StageMemory(self._settings.stage_bytes_max, fact.fixed_bytes, fact.layer_bytes, fact.block_bytes)
+                for fact in self._facts[:: self._settings.tensor_ranks]
+            ),
+            page_tokens=self._page_tokens,
+            capacity=capacity,
+            capacity_max=self._capacity_max,
+            change_id=self.change_id,
+            ended=tuple(self._ended),
         )
 
     # ---- steps ----

@@ -149,6 +149,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     submits_seen: int
     """Submits that the ranks have taken out of the stream so far."""
     prefill_tokens: int = 0
+    batch_full: bool = False
 
 
 class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

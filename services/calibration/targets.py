@@ -84,7 +84,7 @@ def load_within(points: Sequence[LoadPoint], limit_ms: float) -> int | None:
     curve = monotone(points)
     if curve[0].latency_ms > limit_ms:
         raise TargetError(
-            f"{limit_ms:.1f} ms a token can't be met: a request that is alone takes {curve[0].latency_ms:.1f} ms"
+            f"{limit_ms:.3g} ms a token can't be met: a request that is alone takes {curve[0].latency_ms:.3g} ms"
         )
     for before, after in pairwise(curve):
         if after.latency_ms > limit_ms:

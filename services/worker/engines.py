@@ -20,6 +20,15 @@ class EngineSettings(BaseModel):
     model: Path = Field(Path("smollm2"), description="a Hugging Face model folder")
     model_name: str | None = Field(None, description="its name in the API (default: the folder's name)")
     pipeline_stages: int = Field(1, ge=1, description="stages of the instance's pipeline")
+    layer_partition: tuple[int, ...] | None = Field(
+        None, description="layers of each stage, such as 16,14; 30,0,0 keeps ranks for later. Without it: even"
+    )
+    stage_bytes_max: int | None = Field(
+        None, ge=1, description="what a rank may take for weights and KV: a bound for other layouts"
+    )
+    layer_copies_bytes: int = Field(
+        0, ge=0, description="host memory of each rank for weights of layers that have left it, to get them back soon"
+    )
     tensor_ranks: int = Field(1, ge=1, description="tensor-parallel ranks of each stage")
     capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
     capacity_tokens_max: int | None = Field(None, ge=1, description="how far the KV cache may grow while it serves")
@@ -83,6 +92,9 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         instance_name=settings.instance_id,
         pipeline_stages=settings.pipeline_stages,
         tensor_ranks=settings.tensor_ranks,
+        layer_partition=settings.layer_partition,
+        stage_bytes_max=settings.stage_bytes_max,
+        layer_copies_bytes=settings.layer_copies_bytes,
         capacity_tokens=settings.capacity_tokens,
         capacity_tokens_max=settings.capacity_tokens_max,
         layers_per_group=settings.layers_per_group,

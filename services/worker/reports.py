@@ -44,6 +44,7 @@ def load_report(
         layout_change="" if layouts is None else layouts.change_id,
         step_count=load.step_count,
         prefill_tokens=load.prefill_tokens,
+        batch_full=load.batch_full,
     )
 
 

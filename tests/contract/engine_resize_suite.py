@@ -2,6 +2,7 @@
 enough for `rig.concurrency` requests, and at its start again after each test."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,11 +25,18 @@ async def resize(rig: Rig, capacity: int, *, preempt: bool = False) -> KvResized
 class EngineResizeSuite:
     """Sizes follow from the engine's page and capacity."""
 
-    async def running(self, rig: Rig, count: int, tokens: int) -> tuple[list[list[int]], list[Stream]]:
-        """So many requests that hold memory, each of so many tokens in the end; what each gives when it is alone."""
-        prompts = [rig.prompt(tokens // 2) for _ in range(count)]
-        alone = [await rig.generate(rig.request(prompt, max_new_tokens=tokens // 2)) for prompt in prompts]
-        streams = [rig.submit(rig.request(prompt, max_new_tokens=tokens // 2)) for prompt in prompts]
+    async def undisturbed(self, rig: Rig, sizes: Sequence[tuple[list[int], int]]) -> list[list[int]]:
+        """What requests of these prompts and numbers of new tokens give: all at once, which gives the same as one by
+        one (see the suite of generation) in less time."""
+        streams = [rig.submit(rig.request(prompt, max_new_tokens=count)) for prompt, count in sizes]
+        await rig.finished(*streams)
+        return [stream.tokens for stream in streams]
+
+    async def running(self, rig: Rig, count: int, prompt: int, output: int) -> tuple[list[list[int]], list[Stream]]:
+        """So many requests that hold memory, of prompts and outputs so long; and what they give undisturbed."""
+        sizes = [(rig.prompt(prompt), output) for _ in range(count)]
+        alone = await self.undisturbed(rig, sizes)
+        streams = [rig.submit(rig.request(tokens, max_new_tokens=output)) for tokens, _ in sizes]
         for stream in streams:
             await rig.produced(stream, 1)
         return alone, streams
@@ -41,7 +49,7 @@ class EngineResizeSuite:
 
     async def test_down_and_up_while_it_serves(self, rig: Rig) -> None:
         capacity, page = rig.info.capacity, rig.info.page_size
-        alone, streams = await self.running(rig, 2, capacity // 6)
+        alone, streams = await self.running(rig, 2, capacity // 12, capacity // 20)
         for wanted in (capacity * 2 // 3, capacity // 2, capacity * 3 // 4):
             answer = await resize(rig, wanted)
             assert (answer.capacity, answer.preempted, answer.reason) == (wanted // page * page, 0, "")
@@ -49,7 +57,7 @@ class EngineResizeSuite:
 
     async def test_requests_go_only_when_told(self, rig: Rig) -> None:
         capacity = rig.info.capacity
-        alone, streams = await self.running(rig, 5, capacity // 6)
+        alone, streams = await self.running(rig, 5, capacity // 8, capacity // 20)
         held = await resize(rig, capacity // 3)
         assert (held.preempted, held.reason) == (0, "requests hold the rest")
         small = await resize(rig, capacity // 3, preempt=True)
@@ -59,7 +67,7 @@ class EngineResizeSuite:
 
     async def test_never_below_what_a_request_may_need(self, rig: Rig) -> None:
         capacity = rig.info.capacity
-        alone, streams = await self.running(rig, 1, capacity // 3)
+        alone, streams = await self.running(rig, 1, capacity // 4, capacity // 20)
         answer = await resize(rig, rig.info.page_size, preempt=True)
         assert capacity // 4 <= answer.capacity < capacity // 2
         assert "may need" in answer.reason
@@ -76,7 +84,7 @@ class EngineResizeSuite:
         """Each is answered; what holds in the end is the last one's."""
         assert isinstance(rig.engine, ResizableEngine)
         capacity = rig.info.capacity
-        alone, streams = await self.running(rig, 5, capacity // 6)
+        alone, streams = await self.running(rig, 5, capacity // 8, capacity // 20)
         wanted = (capacity // 3, capacity, capacity // 2)
         answers = await asyncio.gather(*(rig.engine.resize_kv(one, preempt=True) for one in wanted))
         assert len(answers) == 3
@@ -89,7 +97,7 @@ class EngineResizeSuite:
         prompts = [rig.prompt(dice.randint(5, capacity // 10)) for _ in range(rig.concurrency)]
         lengths = [dice.randint(5, capacity // 20) for _ in prompts]
         sizes = list(zip(prompts, lengths, strict=True))
-        alone = [await rig.generate(rig.request(prompt, max_new_tokens=count)) for prompt, count in sizes]
+        alone = await self.undisturbed(rig, sizes)
         streams = []
         for prompt, count in sizes:
             streams.append(rig.submit(rig.request(prompt, max_new_tokens=count)))

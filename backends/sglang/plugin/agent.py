@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.runtime_context import get_parallel
 
 from meshift.backends.base import Refusal
 from meshift.backends.sglang import wire, wire_moves
@@ -26,6 +27,9 @@ from meshift.schemas.base import count_tokens
 
 HEARTBEAT_S = 0.25
 """The load is reported at least this often while the scheduler's loop turns."""
+
+IDLE_S = 1.0
+"""How long an idle loop sleeps, as SGLang's own does: commands wake it."""
 
 
 class RankAgent:
@@ -124,6 +128,13 @@ class RankAgent:
         """Whether the next boundary brings anything by itself."""
         waits = self._scheduler.kv_capacity.has_work or not self.layers.is_idle
         return bool(len(self._batches)) or self.moves_out.has_work or waits
+
+    @property
+    def sleep_s(self) -> float:
+        """How long the loop may sleep, where it has no requests: not long while something is tried anew each turn, a
+        move holds memory, or later stages, which turn with this one, may have to end what has ended here."""
+        is_waiting = self._flush_wanted or bool(self._unheard_cancels) or not self.is_idle
+        return HEARTBEAT_S if is_waiting or get_parallel().pp_size > 1 else IDLE_S
 
     def _report(self) -> None:
         self._queue_changed = False

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from meshift.backends.sglang import wire
-from meshift.backends.sglang.plugin.preemption import Doomed
+from meshift.backends.sglang.plugin.preemption import Doomed, Retractions
 from meshift.kv_memory.arena import ArenaExhausted
 from meshift.kv_memory.block_table import pick_pages
 
@@ -53,6 +53,7 @@ class KvCapacity:
         self._resizing: _Resizing | None = None
         self.growth_obstacle = ""
         """Why it may not grow now; empty if it may."""
+        self._retractions: Retractions | None = None
         clear = self._allocator.clear
 
         def clear_but_given_up() -> None:
@@ -79,12 +80,16 @@ class KvCapacity:
         """Come as close to the wanted capacity as the command allows; answers to give. This command's is among them
         unless requests have to go of which a step is launched: `go_on` has it then."""
         answers = self._finish(rank, iteration, "another resize came") if self._resizing else []
-        doomed = Doomed(self._scheduler, self._scheduler.agent.batches)
+        batches = self._scheduler.agent.batches
+        self._retractions = self._retractions or Retractions(self._scheduler, batches)
+        doomed = Doomed(self._scheduler, batches, self._retractions)
         self._resizing = _Resizing(command, self._whole_pages(command.capacity), doomed)
         return [*answers, *self.go_on(rank, iteration)]
 
     def go_on(self, rank: int, iteration: int) -> list[wire.KvResized]:
         """At every step boundary, the same on all ranks; answers to give."""
+        if self._retractions:
+            self._retractions.requeue()
         resizing = self._resizing
         if resizing is None:
             return []
@@ -94,13 +99,19 @@ class KvCapacity:
             reason: str | None = self.growth_obstacle or self._grow(self._allocator.get_kvcache(), change)
         else:
             reason = self._make_room(resizing)
+        if self._retractions:
+            self._retractions.requeue()
         resizing.duration_ns += time.monotonic_ns() - begun_ns
         return [] if reason is None else self._finish(rank, iteration, reason)
 
     @property
     def has_work(self) -> bool:
         """Whether `go_on` has anything to do."""
-        return self._resizing is not None
+        return self._resizing is not None or bool(self._retractions)
+
+    def is_preempting(self, req: Any) -> bool:
+        """Whether it is in no batch any more, and not in the queue yet."""
+        return self._retractions is not None and req in self._retractions
 
     def _finish(self, rank: int, iteration: int, reason: str) -> list[wire.KvResized]:
         scheduler, pool, resizing = self._scheduler, self._allocator.get_kvcache(), self._resizing

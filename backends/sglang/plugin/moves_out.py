@@ -248,6 +248,8 @@ class MovesOut:
             return Refusal.BUSY, "the request is frozen"
         if req in self._batches.entering:
             return Refusal.BUSY, "the request is on its way into a batch"
+        if self._scheduler.kv_capacity.is_preempting(req):
+            return Refusal.BUSY, "the request is being preempted"
         if req in self._scheduler.grammar_manager.grammar_queue:
             return Refusal.BUSY, "its schema is being compiled"
         if req.kv.holds_kv and (self._batches.is_in_prefill(req) or not req.output_ids):

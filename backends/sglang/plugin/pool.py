@@ -51,15 +51,21 @@ class MeshKvPool(MovableLayers, MHATokenToKVPool):  # type: ignore[misc]
         self.dirty = DirtyMap(self.size + self.page_size)
 
     def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
-        place = None
-        if self._compiled:
-            place = self._places.of(layer_idx, self.k_buffer[layer_idx], self.v_buffer[layer_idx])
-        if place is None or not _stores(loc, cache_k, cache_v):
+        if not self._compiled or not self._store_compiled(layer_idx, loc, cache_k, cache_v):
             super()._store_kv_layer(layer_idx, loc, cache_k, cache_v)
-        else:
-            store_tokens(place, loc, cache_k, cache_v)
         if self.marks_stores:
             self._mark(loc)
+
+    def _store_compiled(self, layer_idx: int, loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether the compiled write takes these: int64 slots, and tokens whose heads are contiguous."""
+        place = self._places.of(layer_idx, self.k_buffer[layer_idx], self.v_buffer[layer_idx])
+        if place is None:
+            return False
+        try:
+            store_tokens(place, loc, key, value)
+        except ValueError:
+            return False
+        return True
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         super().move_kv_cache(tgt_loc, src_loc)
@@ -184,7 +190,7 @@ class ArenaKvPool(MeshKvPool):
 
     def _switch_layers(self, start: int, end: int) -> None:
         super()._switch_layers(start, end)
-        self.arenas |= self._staged_arenas
+        self.arenas = dict(sorted({**self.arenas, **self._staged_arenas}.items()))
         self._staged_arenas = {}
         wanted = set(self._groups())
         for group in [group for group in self.arenas if group not in wanted]:
@@ -225,7 +231,7 @@ def stacking_for(pool: Any, granule: int) -> Stacking:
     """The units of a pool, multiples of `granule` bytes. Raises ValueError where groups would be cut between stages, or
     where pages of this size can't fill units of whole granules: SGLang's own code needs slots at one stride."""
     k = int(os.environ[LAYERS_PER_GROUP_VARIABLE])
-    if pool.start_layer % k:
+    if pool.start_layer % k and pool.layer_num:
         low = pool.start_layer // k * k
         raise ValueError(f"a stage starts at layer {pool.start_layer}; with {k} layers a group: at {low} or {low + k}")
     sizes = {"heads": pool.head_num, "head_dim": pool.head_dim, "element_bytes": pool.store_dtype.itemsize}
@@ -236,17 +242,3 @@ def stacking_for(pool: Any, granule: int) -> Stacking:
         step = page_step(stacking.token_stride, granule)
         raise ValueError(f"page_size must be a multiple of {step} for {k} layers a group, not {pool.page_size}")
     return stacking
-
-
-def _stores(loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the compiled write takes these: int64 slots, and tokens whose heads are contiguous."""
-    return (
-        loc.dtype == torch.int64
-        and loc.is_contiguous()
-        and all(
-            tensor.dim() == 3
-            and tensor.stride(2) == 1
-            and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2])
-            for tensor in (key, value)
-        )
-    )

@@ -1,8 +1,11 @@
 """Running requests that lose their KV for a smaller capacity: who, when, and back into the queue.
 
-A request may be taken out of its batch only when no step with it is launched. With several stages the other
+With several stages a request may be taken out of its batch only when no step with it is launched. The other
 micro-batches always are, so whoever has to go is chosen at once, among all of them, and goes at the turn of its own
-micro-batch: within one round of the loop. Every rank finds the same at the same iteration."""
+micro-batch: within one round of the loop. Every rank finds the same at the same iteration.
+
+The overlap scheduler has always launched a step with it. It goes nevertheless, as SGLang's own retraction lets it, but
+must not be prefilled again before the result of that step has come, which SGLang would take for the prefill's."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,20 +14,44 @@ if TYPE_CHECKING:
     from meshift.backends.sglang.plugin.batches import Batches
 
 
-def retract(batches: "Batches", scheduler: Any, req: Any) -> None:
-    """Free all of its memory but what others share, and queue it again. `batches.can_leave` says whether it may."""
-    batch = next(batch for batch in batches.running() if req in batch.reqs)
-    batch.release_req(batch.reqs.index(req), 0)
-    batches.remove(req)
-    scheduler._add_request_to_queue(req, is_retracted=True)
+class Retractions:
+    """Requests on their way from a batch back into the queue."""
+
+    def __init__(self, scheduler: Any, batches: "Batches") -> None:
+        self._scheduler = scheduler
+        self._batches = batches
+        self._between: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._between)
+
+    def __contains__(self, req: Any) -> bool:
+        return req in self._between
+
+    def retract(self, req: Any) -> None:
+        """Free all of its memory but what others share. `can_leave` of the batches says whether it may go."""
+        batch = next(batch for batch in self._batches.running() if req in batch.reqs)
+        batch.release_req(batch.reqs.index(req), 0)
+        self._batches.remove(req)
+        self._between.append(req)
+
+    def requeue(self) -> None:
+        """At every boundary: those of which no step is launched any more wait from now on."""
+        waiting, self._between = self._between, []
+        for req in waiting:
+            if self._batches.is_launched(req):
+                self._between.append(req)
+            else:
+                self._scheduler._add_request_to_queue(req, is_retracted=True)
 
 
 class Doomed:
     """Those who have to go, chosen anew when they are gone and it wasn't enough."""
 
-    def __init__(self, scheduler: Any, batches: "Batches") -> None:
+    def __init__(self, scheduler: Any, batches: "Batches", retractions: Retractions) -> None:
         self._scheduler = scheduler
         self._batches = batches
+        self._retractions = retractions
         self._chosen: list[Any] = []
         self.preempted = 0
 
@@ -36,7 +63,7 @@ class Doomed:
             if leaving is None:
                 return bool(self._chosen)
             self._chosen.remove(leaving)
-            retract(self._batches, self._scheduler, leaving)
+            self._retractions.retract(leaving)
             self.preempted += 1
         return True
 

@@ -12,7 +12,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
 from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
-from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
+from meshift.backends.sglang.plugin.agent import RankAgent
 from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import describe
@@ -149,10 +149,10 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             self.maybe_sleep_on_idle()
 
     def maybe_sleep_on_idle(self) -> None:
-        """Sleep until a command comes or the next heartbeat is due. The leading rank only: later ones wait for it,
-        and a sleep of their own would add to its."""
+        """Sleep until a command comes or the loop is to turn again. The leading rank only: later ones wait for it, and
+        a sleep of their own would add to its."""
         if self.idle_sleeper is not None:
-            self.idle_sleeper.poller.poll(int(HEARTBEAT_S * 1000))
+            self.idle_sleeper.poller.poll(int(self.agent.sleep_s * 1000))
 
     # ---- requests ----
 

@@ -1,23 +1,26 @@
 """Layers move between two stages while requests run: the same tokens, the same KV, and nothing is left over."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from meshift.backends.base import Capability, KvMemoryNow, MoveKey, MoveRefused, Refusal, ResizableEngine
-from meshift.backends.layouts import LayoutRefused
+from meshift.backends.layouts import LayoutChange, LayoutRefused
 from meshift.backends.sglang.engine import SglangEngine
-from meshift.schemas.layouts import CommitMode, LayoutFlags, LayoutRefusal, counts_of
-from tests.contract.engine_kit import Rig
-from tests.integration.sglang.conftest import moving
-from tests.integration.sglang.generation import compare, generate, results, submit
+from meshift.schemas.layouts import CommitMode, LayoutRefusal, counts_of
+from tests.contract.engine_kit import Rig, Stream
+from tests.contract.engine_layout_suite import EngineLayoutSuite, LayoutRig
+from tests.integration.sglang.conftest import SEED, moving
+from tests.integration.sglang.generation import generate, results, submit
 from tests.integration.sglang.layer_changes import (
+    POLL_S,
     begin,
     commit,
-    converged,
     go_on,
     now,
     prepare,
@@ -33,9 +36,9 @@ EVEN = (4, 4)
 TOUR = [(2, 6), (7, 1), (8, 0), (0, 8), (4, 4)]
 """Boundaries both ways, by one layer and by all, to stages without any, and back."""
 
-TOKENS = 130
-SIZES = (20, 60, 100, 140, 5, 33)
-LONG_PROMPT = 1300
+SIZES = (20, 60, 140, 5, 33)
+TOKENS, SHORT, SUITE_TOKENS = 110, 50, 40
+LONG_PROMPT = 1100
 """Some chunks of prefill."""
 
 
@@ -57,55 +60,81 @@ async def staged(staged_engine: Rig) -> AsyncIterator[Rig]:
     await staged_engine.settle()
 
 
+class TestLayouts(EngineLayoutSuite):
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def rig(self, staged_engine: Rig) -> AsyncIterator[LayoutRig]:
+        tokens, staged_engine.long_tokens = staged_engine.long_tokens, SUITE_TOKENS
+        rig = LayoutRig(staged_engine, supports_restart=False)
+        yield rig
+        await rig.settle()
+        staged_engine.long_tokens = tokens
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Prompts, and what an engine that nobody disturbs makes of them, each sampled in its way."""
+
+    prompts: list[list[int]]
+    expected: list[list[int]]
+    late: list[int]
+    late_expected: list[int]
+
+    def start(self, rig: Rig, tokens: int = TOKENS) -> list[Stream]:
+        """Streams of all prompts."""
+        return start_streams(rig, self.prompts, tokens)
+
+    async def check(self, rig: Rig, streams: list[Stream]) -> None:
+        """They end, and are what they should be."""
+        found = await results(rig, *streams)
+        for result, expected in zip(found, self.expected, strict=True):
+            assert result.tokens == expected[: len(result.tokens)]
+            assert len(result.tokens) in (TOKENS, SHORT)
+        assert not any(result.finish.preemptions for result in found)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def scene(staged_engine: Rig) -> Scene:
+    rig, dice = staged_engine, random.Random(SEED)
+    prompts = [[dice.randrange(*rig.token_range) for _ in range(size)] for size in (*SIZES, LONG_PROMPT)]
+    *several, late = prompts
+    expected = [one.tokens for one in await results(rig, *start_streams(rig, several, TOKENS))]
+    return Scene(several, expected, late, (await generate(rig, late, max_new_tokens=6)).tokens)
+
+
+async def load(rig: Rig, change: LayoutChange) -> None:
+    """All weights, and nothing else."""
+    await reconfigurable(rig).load_weights(change.change_id)
+    async with asyncio.timeout(rig.timeout_s):
+        while not (await reconfigurable(rig).layout_progress(change.change_id)).weights_loaded:
+            await asyncio.sleep(POLL_S)
+
+
 async def memory(rig: Rig) -> KvMemoryNow:
     assert isinstance(rig.engine, ResizableEngine)
     return await rig.engine.kv_memory()
 
 
 @pytest.mark.parametrize("mode", list(CommitMode))
-async def test_streams_go_on_unchanged(staged: Rig, mode: CommitMode) -> None:
+async def test_streams_go_on_unchanged(staged: Rig, scene: Scene, mode: CommitMode) -> None:
     assert Capability.CHANGE_LAYOUT in staged.info.capabilities
-    prompts = [staged.prompt(size) for size in SIZES]
-    late = [staged.prompt(LONG_PROMPT + 7 * index) for index in range(len(TOUR))]
-    undisturbed = await results(staged, *start_streams(staged, prompts, TOKENS))
-    alone = [await generate(staged, prompt, max_new_tokens=6) for prompt in late]
-    streams, arrivals = start_streams(staged, prompts, TOKENS), []
+    streams, arrivals = scene.start(staged), []
     await go_on(staged, streams)
-    for layers, prompt in zip(TOUR, late, strict=True):
+    for number, layers in enumerate(TOUR):
         change = await prepare(staged, layers)
-        # Its prefill, some chunks of it, meets the commit.
-        arrivals.append(submit(staged, prompt, max_new_tokens=6))
+        if number in (0, 2):
+            # Some chunks of its prefill meet the commit.
+            arrivals.append(submit(staged, [number, *scene.late], max_new_tokens=6))
         done = await commit(staged, change, mode)
         assert done.commit is mode
         await go_on(staged, streams)
         await staged.engine.check_integrity()
-    found = await results(staged, *streams, *arrivals)
-    assert [result.tokens for result in found] == [result.tokens for result in (*undisturbed, *alone)]
-    assert not any(result.finish.preemptions for result in found)
-
-
-@pytest.mark.parametrize(
-    "flags", [LayoutFlags(no_patch=True), LayoutFlags(no_patch=True, no_async=True)], ids=["no-patch", "no-async"]
-)
-async def test_what_is_left_for_the_commit(staged: Rig, flags: LayoutFlags) -> None:
-    prompts = [staged.prompt(size) for size in SIZES]
-    undisturbed = await results(staged, *start_streams(staged, prompts, 40))
-    streams = start_streams(staged, prompts, 40)
-    await go_on(staged, streams)
-    change = await begin(staged, (6, 2), flags=flags)
-    if not flags.no_async:
-        await reconfigurable(staged).load_weights(change.change_id)
-        async with asyncio.timeout(staged.timeout_s):
-            while not (await reconfigurable(staged).layout_progress(change.change_id)).weights_loaded:
-                await asyncio.sleep(0.01)
-    done = await commit(staged, change, CommitMode.LAG)
-    assert (done.commit, done.last_patch_tokens) == (CommitMode.DRAIN, 0)
-    assert [result.tokens for result in await results(staged, *streams)] == [one.tokens for one in undisturbed]
-
-
-async def test_one_engine_is_as_good_as_another(base: Rig, staged: Rig) -> None:
-    await reshape(staged, (1, 7), CommitMode.LAG)
-    await compare(base, staged)
+    await scene.check(staged, streams)
+    for number, result in zip((0, 2), await results(staged, *arrivals), strict=True):
+        # What was cached in several layouts is read again.
+        again = await generate(staged, [number, *scene.late], max_new_tokens=6)
+        assert again.tokens == result.tokens
+        assert again.finish.cached_tokens >= LONG_PROMPT
+    assert (await generate(staged, scene.late, max_new_tokens=6)).tokens == scene.late_expected
 
 
 async def test_memory_is_that_of_the_layers(staged: Rig) -> None:
@@ -131,34 +160,8 @@ async def undone(rig: Rig, change_id: str, refusal: LayoutRefusal) -> None:
     assert [end.refusal for end in layout.ended if end.change_id == change_id] == [refusal]
 
 
-async def test_an_abort_in_every_phase(staged: Rig) -> None:
-    prompts = [staged.prompt(size) for size in SIZES]
-    undisturbed = await results(staged, *start_streams(staged, prompts, TOKENS))
-    streams, engine = start_streams(staged, prompts, TOKENS), reconfigurable(staged)
-    await go_on(staged, streams)
-    for phase in ("begun", "loading", "copying", "converged"):
-        change = await begin(staged, (1, 7))
-        if phase != "begun":
-            await engine.load_weights(change.change_id)
-        if phase in ("copying", "converged"):
-            await engine.start_kv_migration(change.change_id, 1e6 if phase == "copying" else None)
-        if phase == "converged":
-            await converged(staged, change)
-        await engine.abort_layout(change.change_id)
-        await engine.abort_layout(change.change_id)
-        await undone(staged, change.change_id, LayoutRefusal.CANCELLED)
-        with pytest.raises(LayoutRefused):
-            await engine.commit_layout(change.change_id, CommitMode.DRAIN, 1.0)
-        await staged.engine.check_integrity()
-        await go_on(staged, streams, 3)
-    await reshape(staged, (1, 7), CommitMode.DRAIN)
-    assert [result.tokens for result in await results(staged, *streams)] == [one.tokens for one in undisturbed]
-
-
-async def test_an_abort_while_it_drains(staged: Rig) -> None:
-    prompts = [staged.prompt(size) for size in SIZES]
-    undisturbed = await results(staged, *start_streams(staged, prompts, 60))
-    streams, engine = start_streams(staged, prompts, 60), reconfigurable(staged)
+async def test_an_abort_while_it_drains(staged: Rig, scene: Scene) -> None:
+    streams, engine = scene.start(staged, SHORT), reconfigurable(staged)
     await go_on(staged, streams)
     change = await prepare(staged, (1, 7))
     committing = asyncio.ensure_future(commit(staged, change, CommitMode.DRAIN))
@@ -167,31 +170,16 @@ async def test_an_abort_while_it_drains(staged: Rig) -> None:
     with pytest.raises(LayoutRefused, match="aborted"):
         await committing
     await undone(staged, change.change_id, LayoutRefusal.CANCELLED)
-    assert [result.tokens for result in await results(staged, *streams)] == [one.tokens for one in undisturbed]
+    await scene.check(staged, streams)
 
 
-async def test_what_isnt_committed_in_time_is_undone_by_the_ranks(staged: Rig) -> None:
-    stream = submit(staged, staged.prompt(30), max_new_tokens=60)
-    change = await prepare(staged, (3, 5), deadline_s=0.5)
-    async with asyncio.timeout(staged.timeout_s):
-        while (await now(staged)).change_id is not None:
-            await asyncio.sleep(0.02)
-    await undone(staged, change.change_id, LayoutRefusal.DEADLINE)
-    with pytest.raises(LayoutRefused):
-        await reconfigurable(staged).commit_layout(change.change_id, CommitMode.LAG, 1.0)
-    await results(staged, stream)
-
-
-async def test_a_transfer_that_breaks_leaves_all_as_it_was(staged: Rig) -> None:
-    """The rate is so small that it can't come to an end; a drain that is to be ready at once is taken back."""
-    streams = [submit(staged, staged.prompt(200), max_new_tokens=60) for _ in range(4)]
+async def test_a_drain_that_takes_too_long_is_taken_back(staged: Rig, scene: Scene) -> None:
+    """The rate is so small that it can't come to an end."""
+    streams = scene.start(staged)
     await go_on(staged, streams)
     change, engine = await begin(staged, (1, 7)), reconfigurable(staged)
-    await engine.load_weights(change.change_id)
+    await load(staged, change)
     await engine.start_kv_migration(change.change_id, 1e5)
-    async with asyncio.timeout(staged.timeout_s):
-        while not (await engine.layout_progress(change.change_id)).weights_loaded:
-            await asyncio.sleep(0.01)
     with pytest.raises(LayoutRefused) as caught:
         await engine.commit_layout(change.change_id, CommitMode.DRAIN, 0.2)
     assert caught.value.refusal is LayoutRefusal.DEADLINE
@@ -199,19 +187,7 @@ async def test_a_transfer_that_breaks_leaves_all_as_it_was(staged: Rig) -> None:
     assert (await engine.layout_progress(change.change_id)).failure != ""
     await engine.abort_layout(change.change_id)
     await undone(staged, change.change_id, LayoutRefusal.CANCELLED)
-    await results(staged, *streams)
-
-
-async def test_capacity_only_shrinks_meanwhile(staged: Rig) -> None:
-    engine = staged.engine
-    assert isinstance(engine, SglangEngine)
-    change = await begin(staged, (2, 6))
-    shrunk = await engine.resize_kv(3000)
-    assert (shrunk.capacity, shrunk.reason) == (3000, "")
-    refused = await engine.resize_kv(CAPACITY)
-    assert (refused.capacity, refused.reason) == (3000, "layers move")
-    await engine.abort_layout(change.change_id)
-    assert (await engine.resize_kv(CAPACITY)).capacity == CAPACITY
+    await scene.check(staged, streams)
 
 
 async def test_a_request_that_moves_away_stays_if_layers_move(base: Rig, staged: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Many changes of layers, over three stages and on the chat model, under streams. `make soak` runs them."""
+"""Many changes of layers, over three stages and on the chat model, under streams all the time."""
 
 import random
 from collections.abc import Sequence

@@ -73,6 +73,10 @@ def test_a_rate_is_what_an_instance_keeps_up_with() -> None:
 def test_quick_runs_are_smaller() -> None:
     assert len(planned(FidelitySettings(quick=True), TRUE, 0.5, 100).arrivals) == 40
     assert len(planned(FidelitySettings(), TRUE, 0.5, 100).arrivals) == 100
+    slow = TRUE.model_copy(
+        update={name: 20 * value for name, value in TRUE.model_dump().items() if name.endswith("_ns")}
+    )
+    assert len(planned(FidelitySettings(quick=True), slow, 0.5, 100).arrivals) == 12
 
 
 def test_raw_samples_hold_every_figure() -> None:

@@ -43,7 +43,7 @@ LOAD = instances.LoadReport(
     owner=OWNER, sequence=1, emitted_ns=2, state=instances.InstanceState.READY, model=MODEL, capacity=100, used=40,
     cached=30, free=20, reserved=10, running=3, waiting=4, head_demand=5, queued_demand=6, headroom=7, layout_epoch=8,
     classes=(instances.ClassLoad(name="high", execution=1, running=2, used=30, headroom=7),), step_count=9,
-    prefill_tokens=8, layers=(16, 14), layout_change="c1",
+    prefill_tokens=8, batch_full=True, layers=(16, 14), layout_change="c1",
 )  # fmt: skip
 DRAIN = instances.DrainStatus(left=3, moving=1, moved=2, deadline_s=4.5, blocked="no room")
 OPEN = admin.OpenRequest(

@@ -101,12 +101,17 @@ class Batches:
         self.batches = batches
         self.current = 0
         self.prefilling: list[Any] = []
+        self.launched: list[Any] = []
+        """Those of which the overlap scheduler has launched a step."""
 
     def running(self) -> list[Batch]:
         return self.batches
 
     def can_leave(self, req: Any) -> bool:
         return req in self.batches[self.current].reqs
+
+    def is_launched(self, req: Any) -> bool:
+        return req in self.launched or any(req in batch.reqs for batch in self.batches[1:])
 
     def is_in_prefill(self, req: Any) -> bool:
         return req in self.prefilling

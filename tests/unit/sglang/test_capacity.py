@@ -172,6 +172,26 @@ def test_it_ends_even_if_the_turn_never_comes() -> None:
     assert answers[0].reason == "requests hold the rest"
 
 
+def test_an_overlapping_step_ends_before_its_request_waits() -> None:
+    """Prefilled at once, it would get the token of the step that is launched."""
+    scheduler = Scheduler()
+    capacity = KvCapacity(scheduler)
+    reqs = [scheduler.run(pages=10, demand=60) for _ in range(4)]
+    scheduler.batches.launched += reqs
+    (answer,) = capacity.resize(wire.ResizeKv(nonce=5, capacity=80, preempt=True), 0, 1)
+    assert (answer.capacity, answer.preempted) == (80, 2)
+    assert scheduler.queued == []
+    assert capacity.has_work
+    assert [capacity.is_preempting(req) for req in reqs] == [False, False, True, True]
+    assert capacity.go_on(0, 1) == []
+    assert scheduler.queued == []
+    scheduler.batches.launched.clear()
+    assert capacity.go_on(0, 2) == []
+    assert scheduler.queued == [reqs[3], reqs[2]]
+    assert not capacity.has_work
+    assert not capacity.is_preempting(reqs[3])
+
+
 def test_all_ranks_do_the_same() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

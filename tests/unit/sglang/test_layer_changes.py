@@ -104,7 +104,7 @@ async def test_a_change_drained(bench: Bench) -> None:
     assert (done.commit, done.stop_ns, done.last_patch_tokens) == (CommitMode.DRAIN, (1000, 1001), 3)
     assert bench.kinds() == ["Begin", "Load", "Open", "Send", "Ask", "Ask", "Drain", "Switch"]
     assert bench.told == [Layout(((0, 2), (2, 8)), 1, 2)] == [bench.changes.layout]
-    assert [(end.change_id, end.committed, end.epoch) for end in bench.changes.ended] == [("c1", True, 1)]
+    assert [(end.change_id, end.committed, end.epoch) for end in bench.changes.now(None, 1).ended] == [("c1", True, 1)]
     assert bench.changes.change_id is None
 
 
@@ -158,7 +158,9 @@ async def test_what_fails_before_the_switch_is_taken_back(bench: Bench, broken: 
     assert bench.changes.layout.epoch == 0
     await bench.changes.abort("c1")
     assert bench.kinds()[-1] == "Abort"
-    assert [(end.committed, end.refusal) for end in bench.changes.ended] == [(False, LayoutRefusal.CANCELLED)]
+    assert [(end.committed, end.refusal) for end in bench.changes.now(None, 1).ended] == [
+        (False, LayoutRefusal.CANCELLED)
+    ]
 
 
 async def test_a_drain_that_takes_too_long_is_taken_back(bench: Bench) -> None:
@@ -226,7 +228,7 @@ async def test_ranks_end_it_by_themselves(bench: Bench) -> None:
     for rank in range(2):
         assert bench.changes.change_id == "c1"
         bench.changes.note_expired(layers.LayersExpired(rank=rank, change_id="c1"))
-    assert [(end.refusal, end.epoch) for end in bench.changes.ended] == [(LayoutRefusal.DEADLINE, 0)]
+    assert [(end.refusal, end.epoch) for end in bench.changes.now(None, 1).ended] == [(LayoutRefusal.DEADLINE, 0)]
     await refused(bench.changes.commit("c1", CommitMode.DRAIN, TIMEOUT_S), LayoutRefusal.UNKNOWN)
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from meshift.backends.sglang import wire_layers as wire
 from meshift.backends.sglang.layer_plan import layer_pairs
 from meshift.backends.sglang.plugin.layers import facts, rank
 from meshift.backends.sglang.plugin.layers.loading import Loading
+from meshift.backends.sglang.plugin.layers.scheduled import Scheduled
 from meshift.backends.sglang.plugin.layers.weights import LoadStopped
 from tests.unit.sglang.layer_ranks import LAYERS, LOOP, WIDTH, Pipeline, make_layer_weights, save_checkpoint
 
@@ -279,7 +281,7 @@ def test_weights_that_cant_be_loaded_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").unlink()
     weights = make_layer_weights(tmp_path, 0, 4)
     before = weights.stack.resident_bytes()
-    loading = Loading(weights, [5, 7])
+    loading = Loading(weights, [5, 7], (0, 8))
     loading.start()
     eventually(lambda: loading.problem != "")
     assert "layer 7" in loading.problem
@@ -293,4 +295,17 @@ def test_weights_that_cant_be_loaded_leave_nothing(tmp_path: Path) -> None:
 
 def test_ranks_that_werent_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "built", lambda: None)
-    assert facts.describe_layers(None, None).obstacle != ""
+    pool = SimpleNamespace(stacking=SimpleNamespace(layers_per_group=4))
+    scheduler = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: pool))
+    told = facts.describe_layers(scheduler, None)
+    assert (told.layers_per_group, told.obstacle != "") == (4, True)
+
+
+def test_what_a_step_reads() -> None:
+    scheduled = Scheduled()
+    for iteration in range(6):
+        scheduled.note_boundary(3)
+        scheduled.add(10 * iteration)
+    # Boundaries 3, 4 and 5 had 31, 61 and 101.
+    plain, chunk = (SimpleNamespace(reqs=[SimpleNamespace(inflight_middle_chunks=count)]) for count in (0, 1))
+    assert (scheduled.read_by(plain), scheduled.read_by(chunk), scheduled.tokens) == (31, 101, 151)

@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from meshift.backends.sglang.plugin.data_plane import DataPlane
-from meshift.backends.sglang.plugin.layers.loading import start_background
 from meshift.backends.sglang.plugin.layers.rows import LayerRows, Slots
 from meshift.backends.sglang.wire_layers import LayerPair
 from meshift.kv_memory.data_thread import CHECKSUM_LATER
@@ -106,7 +105,9 @@ class LayerCopy:
 
     def start(self) -> None:
         """Begin to copy."""
-        self._thread = start_background("meshift-layers", self._run)
+        # Of the computing threads' priority: at the end the other stage may wait for it.
+        self._thread = threading.Thread(target=self._run, name="meshift-layers", daemon=True)
+        self._thread.start()
 
     def note(self) -> None:
         """Something was written."""
@@ -179,7 +180,9 @@ class LayerCopy:
     def _send_last(self, last: list[Slots]) -> None:
         for pair, slots in zip(self.pairs, last, strict=True):
             pair.last_tokens, pair.last_bytes = len(slots), len(slots) * pair.rows.slot_bytes
-            self._send(pair, slots, self._last_watermark)
+            # If a round has promised everything, the receiver may have closed already.
+            if len(slots) or self._last_watermark > pair.sent_watermark:
+                self._send(pair, slots, self._last_watermark)
         self._finished.set()
 
     def _send(self, pair: PairCopy, slots: Slots, watermark: int) -> None:

@@ -21,11 +21,11 @@ def make_weights(scheduler: Any) -> LayerWeights | None:
 
 def describe_layers(scheduler: Any, weights: LayerWeights | None) -> LayerFacts:
     """For the worker."""
-    stack = built()
-    if stack is None:
-        return LayerFacts(obstacle="the instance wasn't started for it")
-    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    stack, pool = built(), scheduler.token_to_kv_pool_allocator.get_kvcache()
     stacking = getattr(pool, "stacking", None)
+    if stack is None:
+        layers_per_group = 1 if stacking is None else stacking.layers_per_group
+        return LayerFacts(layers_per_group=layers_per_group, obstacle="the instance wasn't started for it")
     token_bytes = 2 * pool.head_num * pool.head_dim * pool.store_dtype.itemsize
     model_bytes = sum(one.numel() * one.element_size() for one in scheduler.tp_worker.model_runner.model.parameters())
     own = range(pool.start_layer, pool.start_layer + pool.layer_num)

@@ -5,6 +5,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+from torch.nn import ModuleList
+
 from meshift.backends.sglang.plugin.layers.weights import LayerWeights, LoadStopped
 
 NICENESS = 15
@@ -29,9 +31,13 @@ def start_background(name: str, work: Callable[[], None]) -> threading.Thread:
 class Loading:
     """The layers that one change brings to this rank."""
 
-    def __init__(self, weights: LayerWeights, layers: Sequence[int]) -> None:
+    def __init__(self, weights: LayerWeights, layers: Sequence[int], target: tuple[int, int]) -> None:
+        """`layers` of the range `target` are still to be loaded."""
         self.layers = tuple(layers)
         self.problem = ""
+        self.listed: ModuleList | None = None
+        """The model's new list of layers, once it is made: the switch doesn't pay for it then."""
+        self._target = target
         self._weights = weights
         self._loaded: list[int] = []
         self._stopped = threading.Event()
@@ -49,7 +55,7 @@ class Loading:
 
     def start(self) -> None:
         """Idempotent."""
-        if self._thread is None and self.layers:
+        if self._thread is None:
             self._thread = start_background("meshift-load", self._load)
 
     def stop(self) -> None:
@@ -65,6 +71,7 @@ class Loading:
             self._weights.drop(self._loaded.pop())
 
     def _load(self) -> None:
+        self.listed = self._weights.stack.listed(*self._target)
         for layer in self.layers:
             try:
                 source = self._weights.load(layer, self._stopped.is_set)

@@ -1,12 +1,10 @@
 """A rank's part of changes of layers: acts on the worker's commands, and at the seams of the scheduler's loop.
 
 Handlers note what is to be done at the step boundary that follows; there all ranks are at one point of the stream. How
-a change goes is in `table`. Lagging KV (`before_launch`): the step that a rank launches in iteration I reads what was
-written up to iteration I - loop_size, since results of later ones aren't processed; but the next chunk of a prompt
-reads the one before. So a stage that has got layers doesn't wait for what the old owner is still computing."""
+a change goes is in `table`; why a stage that has got layers doesn't wait for what their old owner is still computing,
+in `scheduled`."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +14,13 @@ from meshift.backends.sglang import wire_layers as wire
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv
 from meshift.backends.sglang.plugin.layers.change import Change, clean_after_abort, clean_after_switch
-from meshift.backends.sglang.plugin.layers.copying import LayerCopy, PairCopy
+from meshift.backends.sglang.plugin.layers.copying import LayerCopy
 from meshift.backends.sglang.plugin.layers.facts import describe_layers, make_weights
 from meshift.backends.sglang.plugin.layers.loading import Loading
-from meshift.backends.sglang.plugin.layers.receiving import LayerReceiver, wait_until_applied
-from meshift.backends.sglang.plugin.layers.rows import LayerRows, Slots
+from meshift.backends.sglang.plugin.layers.preparing import Preparation
+from meshift.backends.sglang.plugin.layers.receiving import wait_until_applied
+from meshift.backends.sglang.plugin.layers.scheduled import Scheduled
 from meshift.backends.sglang.plugin.layers.table import ChangeEvent, ChangeState
-from meshift.backends.sglang.wire_moves import TargetAddress
-from meshift.kv_memory.arena import ArenaExhausted
-from meshift.kv_memory.transport.base import Address
 from meshift.schemas.layouts import LayoutRefusal
 
 if TYPE_CHECKING:
@@ -52,20 +48,18 @@ class RankLayers:
         self._lag_waits = 0
         self._lag_from: int | None = None
         """The old layout's last iteration."""
-        self.scheduled = 1
-        """`T_sched`: tokens whose KV was written, and one."""
-        self._history: deque[int] = deque(maxlen=1)
-        """`scheduled` at the last boundaries."""
-        kv.on_written = self._note_arrived
+        self.scheduled = Scheduled()
+        self._preparation = Preparation(scheduler, agent, kv, data, self.scheduled)
+        kv.on_written = self.scheduled.add
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         """What SGLang's dispatcher calls for each command."""
         return {
             wire.BeginLayers: self._begin,
             wire.LoadLayers: self._with_change(self._load),
-            wire.OpenLayers: self._with_change(self._open),
-            wire.SendLayers: self._with_change(self._send),
-            wire.AskLayers: self._with_change(self._tell),
+            wire.OpenLayers: self._with_change(self._preparation.open),
+            wire.SendLayers: self._with_change(self._preparation.send),
+            wire.AskLayers: self._with_change(self._preparation.tell),
             wire.DrainLayers: self._with_change(self._drain),
             wire.FlushLayers: self._with_change(self._flush),
             wire.SwitchLayers: self._with_change(self._order_switch),
@@ -112,64 +106,13 @@ class RankLayers:
         current, target = (share.layer_start, share.layer_end), command.target[self._scheduler.pp_group.rank_in_group]
         gained = [layer for layer in range(*target) if layer not in range(*current)]
         deadline_s = time.monotonic() + command.deadline_s
-        self._change = Change(command, current, target, Loading(self._weights, gained), deadline_s)
+        self._change = Change(command, current, target, Loading(self._weights, gained, target), deadline_s)
         self._scheduler.kv_capacity.growth_obstacle = "layers move"
         self._done(command.nonce)
 
     def _load(self, change: Change, command: wire.LoadLayers) -> None:
         change.loading.start()
         self._done(command.nonce)
-
-    def _open(self, change: Change, command: wire.OpenLayers) -> None:
-        pairs = change.command.pairs
-        mine = [(index, pair) for index, pair in enumerate(pairs) if pair.destination == self._agent.rank]
-        layers = [layer for _, pair in mine for layer in range(pair.start, pair.end)]
-        pool = self._pool
-        if not change.receivers and layers:
-            try:
-                pool.stage_layers(layers, self._scheduler.kv_capacity.given_up)
-            except ArenaExhausted as error:
-                self._refuse(command.nonce, LayoutRefusal.NO_MEMORY, str(error))
-                return
-        opened = []
-        for index, pair in mine:
-            rows = LayerRows(pool.layer_buffers(range(pair.start, pair.end)))
-            receiver = LayerReceiver(pair, rows, change.arrived)
-            address = self._data.open_transfer(pair.transfer_id, receiver.apply)
-            change.receivers.append(receiver)
-            opened.append((index, _to_wire(address)))
-        self._agent.answer(wire.LayersOpened, command.nonce, addresses=opened)
-
-    def _send(self, change: Change, command: wire.SendLayers) -> None:
-        outgoing = [
-            (pair, _from_wire(address))
-            for pair, address in zip(change.command.pairs, command.addresses, strict=True)
-            if pair.source == self._agent.rank
-        ]
-        if outgoing and change.copy is None:
-            pool, share, live = self._pool, self._kv.share, self._live_slots()
-            pairs = [
-                PairCopy(pair, address, LayerRows(pool.layer_buffers(range(pair.start, pair.end))), pool.dirty, live)
-                for pair, address in outgoing
-            ]
-            heads = share.head_start, share.head_end
-            change.copy = LayerCopy(pairs, self._data, heads, lambda: self.scheduled, command.bytes_per_s)
-            change.copy.start()
-        self._done(command.nonce)
-
-    def _tell(self, change: Change, command: wire.AskLayers) -> None:
-        receivers = change.receivers
-        self._agent.answer(
-            wire.LayersAt,
-            command.nonce,
-            scheduled_tokens=self.scheduled,
-            layers=len(change.loading.layers),
-            layers_loaded=change.loading.loaded,
-            applied_tokens=min((one.applied for one in receivers), default=-1),
-            byte_count=sum(one.byte_count for one in receivers),
-            rounds=min((one.rounds for one in receivers), default=0),
-            problem=change.trouble(),
-        )
 
     def _drain(self, change: Change, command: wire.DrainLayers) -> None:
         change.move(ChangeEvent.DRAIN)
@@ -180,7 +123,7 @@ class RankLayers:
     def _flush(self, change: Change, command: wire.FlushLayers) -> None:
         if change.copy is not None:
             change.copy.finish()
-        change.final_watermark = self.scheduled
+        change.final_watermark = self.scheduled.tokens
         change.flush_nonce = command.nonce
 
     def _order_switch(self, change: Change, command: wire.SwitchLayers) -> None:
@@ -238,7 +181,7 @@ class RankLayers:
 
     def holds_back(self, can_step: bool) -> bool:
         """At a boundary: whether nothing may be launched now. `can_step`: whether there is something to launch."""
-        self._note_boundary()
+        self.scheduled.note_boundary(self._loop_size)
         change = self._change
         if change is None:
             return False
@@ -256,7 +199,7 @@ class RankLayers:
         change = self._change
         if change is None or batch is None or change.state is not ChangeState.SWITCHED or not change.receivers:
             return
-        watermark = self._read_by(batch)
+        watermark = self.scheduled.read_by(batch)
         if all(receiver.applied >= watermark for receiver in change.receivers):
             return
         change.held.hold()
@@ -266,7 +209,7 @@ class RankLayers:
 
     def after_launch(self, tokens: int) -> None:
         """A step was launched that writes the KV of so many tokens."""
-        self.scheduled += tokens
+        self.scheduled.add(tokens)
         change = self._change
         if change is None or change.copy is None:
             return
@@ -276,21 +219,6 @@ class RankLayers:
             change.held.let_go()
         else:
             change.copy.note()
-
-    def _note_arrived(self, tokens: int) -> None:
-        """KV of a request that has moved here."""
-        self.scheduled += tokens
-
-    def _note_boundary(self) -> None:
-        if self._history.maxlen != self._loop_size:
-            self._history = deque(maxlen=self._loop_size)
-        self._history.append(self.scheduled)
-
-    def _read_by(self, batch: Any) -> int:
-        """The watermark that what the batch reads has."""
-        if any(req.inflight_middle_chunks > 0 for req in batch.reqs):
-            return self._history[-1]
-        return self._history[0]
 
     # ---- what goes on by itself ----
 
@@ -313,7 +241,7 @@ class RankLayers:
             change.drain_left -= 1
             return
         change.move(ChangeEvent.EMPTY)
-        change.final_watermark = self.scheduled
+        change.final_watermark = self.scheduled.tokens
         self._finish_drain(change)
 
     def _finish_drain(self, change: Change) -> None:
@@ -334,7 +262,7 @@ class RankLayers:
             if change.copy is not None:
                 # There was nothing to launch in that iteration.
                 change.copy.finish()
-            change.final_watermark = self.scheduled
+            change.final_watermark = self.scheduled.tokens
             change.held.hold()
             self._switch(change)
             change.held.let_go()
@@ -345,12 +273,12 @@ class RankLayers:
 
     def _switch(self, change: Change) -> None:
         if change.command.verify and change.state is ChangeState.DRAINED:
-            change.hashes = self._hashes(change)
+            change.hashes = self._preparation.hashes(change)
         begun_ns = time.monotonic_ns()
         assert self._weights is not None
         start, end = change.target
         change.dropped = self._pool.commit_layers(start, end)
-        self._weights.switch(start, end)
+        self._weights.switch(start, end, change.loading.listed)
         runner = self._scheduler.tp_worker.model_runner
         runner.layer_info = msgspec.structs.replace(
             runner.layer_info, start_layer=start, end_layer=end, num_effective_layers=end - start
@@ -364,15 +292,6 @@ class RankLayers:
         change.move(ChangeEvent.SWITCH)
         change.switched_at = self._agent.iteration
         change.switch_ns = time.monotonic_ns() - begun_ns
-
-    def _hashes(self, change: Change) -> list[tuple[int, str]]:
-        """Of this rank's end of each pair."""
-        live = self._live_slots()
-        return [
-            (index, LayerRows(self._pool.layer_buffers(range(pair.start, pair.end))).hash(live))
-            for index, pair in enumerate(change.command.pairs)
-            if self._agent.rank in (pair.source, pair.destination)
-        ]
 
     def _answer_switch(self, change: Change) -> None:
         """Once nothing lags."""
@@ -411,11 +330,6 @@ class RankLayers:
 
     # ---- SGLang's ----
 
-    def _live_slots(self) -> Slots:
-        free = self._scheduler.token_to_kv_pool_allocator.get_all_free_pages().cpu().numpy()
-        live: Slots = self._pool.live_slots(free, self._scheduler.kv_capacity.given_up)
-        return live
-
     @property
     def _pool(self) -> Any:
         return self._scheduler.token_to_kv_pool_allocator.get_kvcache()
@@ -428,11 +342,3 @@ class RankLayers:
 def _lagged(copy: LayerCopy | None) -> tuple[int, int]:
     pairs = copy.pairs if copy is not None else ()
     return max((pair.last_tokens for pair in pairs), default=0), sum(pair.last_bytes for pair in pairs)
-
-
-def _to_wire(address: Address) -> TargetAddress:
-    return TargetAddress(scheme=address.scheme, location=address.location, rank=address.rank, token=address.token)
-
-
-def _from_wire(address: TargetAddress) -> Address:
-    return Address(address.scheme, address.location, address.rank, address.token)

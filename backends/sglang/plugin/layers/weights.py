@@ -113,12 +113,13 @@ class LayerWeights:
         self.copies.keep(layer, {name: one.data for name, one in self.stack.parameters(layer).items()})
         self.stack.release(layer)
 
-    def switch(self, start: int, end: int) -> None:
-        """The model computes layers [start, end) from now on. On the step thread."""
+    def switch(self, start: int, end: int, listed: torch.nn.ModuleList | None = None) -> None:
+        """The model computes layers [start, end) from now on. On the step thread. `listed`: as `stack.listed` gives
+        for these."""
         from meshift.backends.sglang.plugin.layers.stack import model_range
 
         inner = self._model.model
-        inner.layers = self.stack.listed(start, end)
+        inner.layers = listed if listed is not None else self.stack.listed(start, end)
         inner.start_layer, inner.end_layer = model_range(start, end, len(self.stack))
 
     def _read(self, layer: int, stopped: Callable[[], bool]) -> None:
