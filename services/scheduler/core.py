@@ -117,7 +117,8 @@ class SchedulerCore:
 
     def _observe(self, known: KnownInstance) -> InstanceObservation:
         tokens, requests = self._charges.charged(known.owner)
-        return InstanceObservation(known.report, tokens, requests, self._migration.moving_in(known.owner))
+        moving_in, blocked_s = self._migration.moving_in(known.owner), self._migration.blocked_s(known.owner)
+        return InstanceObservation(known.report, tokens, requests, moving_in, blocked_s)
 
     def _observe_owner(self, owner: Owner) -> InstanceObservation | None:
         known = self._view.get(owner)
@@ -159,7 +160,7 @@ class SchedulerCore:
         else:
             self._indexes.reset()
         self._charges.on_report(report.owner)
-        self._migration.on_report(report.owner)
+        self._migration.on_report(report, self._now_s())
         if self._rounds.on_report(report.owner, len(self._view)):
             self._on_round(self._rounds.take())
 
