@@ -1,16 +1,18 @@
 # Every target does its own set-up, says what it does, and is quick the second time.
 PYTHON ?= python3.11
 BIN := .venv/bin
+TEST_PROCESSES ?= 2
 
-.PHONY: help setup up test check format bench soak lock image-locks clean
+.PHONY: help setup up test check format bench gpu soak lock image-locks clean
 
 help:
 	@echo 'make setup    the environment (.venv/) and the chat model'
 	@echo 'make up       a mesh on this machine; options in ARGS="--workers 2"'
-	@echo 'make test     all tests; pytest options in ARGS="-k name"'
+	@echo 'make test     all tests, in TEST_PROCESSES=2; pytest options in ARGS="-k name"'
 	@echo 'make check    format, lint, types, layers'
 	@echo 'make format   mend what the formatter and the linter can mend'
 	@echo 'make bench    the benchmarks; a name and options in ARGS'
+	@echo 'make gpu      the tests and speeds that need a GPU, on this machine'"'"'s; options in ARGS="--json FILE"'
 	@echo 'make soak     the simulation over many more seeds; moves in a real mesh for SOAK_MINUTES=10'
 	@echo 'make lock     resolve the dependencies anew into requirements.lock'
 	@echo 'make image-locks  compose/requirements/ out of requirements.lock'
@@ -23,7 +25,7 @@ up: setup
 	@exec $(BIN)/meshift up $(ARGS)
 
 test: setup
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 check: setup
 	@failed=; \
@@ -38,6 +40,9 @@ format: setup
 
 bench: setup
 	@$(BIN)/meshift bench $(ARGS)
+
+gpu: setup
+	@$(BIN)/python scripts/gpu.py $(ARGS)
 
 soak: setup
 	@$(BIN)/pytest -m soak $(ARGS)

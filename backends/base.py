@@ -23,6 +23,8 @@ class Capability(StrEnum):
     """What an engine can do beyond generating."""
 
     MOVE_REQUESTS = "move_requests"
+    CHANGE_LAYOUT = "change_layout"
+    """It is a `meshift.backends.layouts.ReconfigurableEngine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class EngineLoad:
     """By execution priority, ascending. Empty: nothing runs."""
     prefill_tokens: int = 0
     """Whose KV prefill steps have computed since the start: what was found in a cache, or moved here, doesn't count."""
+    batch_full: bool = False
+    """It admits nothing to its batch now, whatever is free: it keeps room for what runs to grow."""
 
 
 @dataclass(frozen=True, slots=True)

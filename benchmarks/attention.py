@@ -1,182 +1,165 @@
-"""Attention on a CPU at long contexts: SGLang's `torch_native` against our kernel, in whole engines.
+"""Attention on a CPU: our kernel against SGLang's `torch_native`, by itself and in whole engines, and over units of
+stacked layers against plain buffers.
 
-Two engines of the same model, one attention each, one computing thread each. In turn, the order changing each time:
+    table_over_contiguous   our kernel, decode steps: its time on a table of units' addresses (pages of 16 tokens, four
+                            layers a unit, in random order) over that on plain buffers, in order; median of the rounds'
+                            ratios, the worse of both contexts
+    decode_speedup          torch_native's median time over our kernel's on units: a step of 8 sequences of so many
+                            tokens
+    extend_speedup          the same for a prefill of 512 tokens without a prefix, which suits us least: torch_native
+                            computes the prefix again
+    engine_decode_speedup   CPU time of the rank process for a decode step of 8 requests of so many tokens: an engine
+                            with `--attention-backend torch_native` over one with ours, all else the same
 
-    decode    a request with `--context` tokens of context gives `--steps` tokens: CPU time of the rank for one
-    prefill   `--prefill` tokens after a cached prefix of as many: CPU time of the rank until the first token
-
-CPU time is the rank process's own: others may be at work on the machine. Both engines must give the same tokens."""
+One thread computes. All are compared in turns, and times are CPU times: others may be at work on the machine. All must
+give the same, to rounding, and the same tokens in the engines, or the exit status is 1."""
 
 import asyncio
 import random
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from meshift.backends.base import EngineFailure, EngineRequest, TokenEvent
-from meshift.backends.sglang.engine import SglangEngine
-from meshift.backends.sglang.settings import SglangSettings
-from meshift.benchmarks.cpu_time import cpu_s
+from meshift.benchmarks import attention_kernels
+from meshift.benchmarks.attention_engines import BACKENDS, EngineSamples, sample_engines
+from meshift.benchmarks.attention_kernels import Case
 from meshift.benchmarks.report import BenchmarkSettings, print_table, write_result
-from meshift.schemas.identity import RequestKey
-from meshift.schemas.requests import Sampling
+from meshift.benchmarks.svg import Chart, document
 from meshift.services.cli.model import SMALL_MODEL, resolve_model
 from meshift.services.cli.settings import parse_settings
 
-BACKENDS = ("torch_native", "meshift_cpu")
-STOP_DEADLINE_S = 5.0
+BATCH = 8
+DECODES = (Case("512", BATCH, 512), Case("2048", BATCH, 2048))
+EXTENDS = (Case("extend", 1, 512, 512), Case("extend after as many", 1, 1024, 512))
+ENGINE_CONTEXTS = (256, 1024)
+
+AIMS = {"table_over_contiguous": 1.02, "decode_speedup": 3.5, "extend_speedup": 1.0}
+ENGINE_AIMS = {256: 1.3, 1024: 1.8}
 
 
 class AttentionSettings(BenchmarkSettings):
-    """Decode and prefill at long contexts, with SGLang's own attention and with ours."""
+    """Decode steps and prefills with SGLang's own attention and with ours: kernels, and whole engines."""
 
-    model: str = Field(SMALL_MODEL, description="a prepared model's name, or a Hugging Face folder")
-    context: int = Field(4000, ge=16, description="tokens of context of a decode step")
-    steps: int = Field(24, ge=2, description="decode steps of a sample")
-    prefill: int = Field(2000, ge=16, description="tokens to prefill, after a cached prefix of as many")
-    repeats: int = Field(3, ge=1, description="samples of each (--quick: 2)")
-    timeout_s: float = Field(120.0, gt=0, description="of one sample")
-    seed: int = Field(0, description="of the prompts")
-
-
-class Subject:
-    """One engine, and what its only request has given."""
-
-    def __init__(self, backend: str, settings: AttentionSettings, model: Path, log_dir: Path) -> None:
-        self.backend = backend
-        self._timeout_s = settings.timeout_s
-        self._number = 0
-        self._tokens: list[int] = []
-        self._changed = asyncio.Event()
-        self._lost = ""
-        room = 2 * (settings.context + settings.steps + 2 * settings.prefill) + 64
-        chosen = SglangSettings(
-            model_path=model,
-            model_name="model",
-            log_dir=log_dir,
-            instance_name=backend,
-            capacity_tokens=room,
-            threads_per_rank=1,
-            attention_backend=backend,
-        )
-        self._engine = SglangEngine(chosen, random.Random(0))
-        self._pid = 0
-        self.vocabulary = 0
-
-    async def start(self) -> None:
-        """Until it serves."""
-        info = await self._engine.start(self)
-        (self._pid,), self.vocabulary = info.rank_pids, info.model.vocabulary_size
-
-    async def stop(self) -> None:
-        """End it."""
-        await self._engine.stop(STOP_DEADLINE_S)
-
-    def on_step(self, events: Sequence[TokenEvent]) -> None:
-        """EngineListener."""
-        for event in events:
-            self._tokens += event.tokens
-        self._changed.set()
-
-    def on_failure(self, failure: EngineFailure) -> None:
-        """EngineListener."""
-        self._lost = failure.reason
-        self._changed.set()
-
-    async def run(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], float, float]:
-        """Give `tokens` tokens greedily; they, CPU seconds until the first, and from there to the last."""
-        self._number += 1
-        self._tokens = []
-        sampling = Sampling(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
-        begin_s = cpu_s(self._pid)
-        self._engine.submit(EngineRequest(RequestKey(f"r{self._number}", 1, 0), prompt, (), sampling))
-        await self._given(1)
-        first_s = cpu_s(self._pid)
-        await self._given(tokens)
-        return self._tokens, first_s - begin_s, cpu_s(self._pid) - first_s
-
-    async def _given(self, count: int) -> None:
-        async with asyncio.timeout(self._timeout_s):
-            while len(self._tokens) < count:
-                if self._lost:
-                    raise ConnectionError(self._lost)
-                self._changed.clear()
-                await self._changed.wait()
+    model: str = Field(SMALL_MODEL, description="of the engines: a prepared model's name, or a Hugging Face folder")
+    rounds: int = Field(31, ge=1, description="samples of each kernel (--quick: 11)")
+    steps: int = Field(24, ge=2, description="decode steps of an engine's sample (--quick: 12)")
+    repeats: int = Field(5, ge=1, description="samples of each engine and context (--quick: 3)")
+    kernels_only: bool = Field(False, description="start no engine")
+    timeout_s: float = Field(240.0, gt=0, description="of one engine's sample")
+    seed: int = Field(0, description="of prompts and of where pages lie")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run it."""
     settings = parse_settings(AttentionSettings, "meshift bench attention", list(arguments))
-    samples = asyncio.run(_measure(settings, resolve_model(settings.model)))
+    dice = random.Random(settings.seed)
+    rounds = min(settings.rounds, 11) if settings.quick else settings.rounds
+    samples = [sample for case in (*DECODES, *EXTENDS) for sample in attention_kernels.measure(case, rounds, dice)]
+    print_table(table(summary(samples), samples))
+    identical = True
+    if not settings.kernels_only:
+        engines = asyncio.run(_engines(settings, dice))
+        samples, identical = [*samples, *engines.samples], engines.identical
+        print_table(engine_table(samples))
     result = summary(samples)
-    print_table([(name, str(value)) for name, value in result.items()])
+    if not identical:
+        print("the engines gave different tokens")
     write_result(settings.json_path, result, samples)
-    return 0 if result["identical"] else 1
+    if settings.json_path is not None:
+        settings.json_path.with_name(settings.json_path.name + ".svg").write_text(document(charts(samples)))
+    return 0 if identical else 1
+
+
+async def _engines(settings: AttentionSettings, dice: random.Random) -> EngineSamples:
+    with tempfile.TemporaryDirectory() as folder:
+        return await sample_engines(
+            resolve_model(settings.model),
+            Path(folder),
+            contexts=ENGINE_CONTEXTS,
+            batch=BATCH,
+            steps=min(settings.steps, 12) if settings.quick else settings.steps,
+            repeats=min(settings.repeats, 3) if settings.quick else settings.repeats,
+            timeout_s=settings.timeout_s,
+            dice=dice,
+        )
 
 
 def summary(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians in milliseconds, and how many times as much SGLang's own needs."""
-    result: dict[str, Any] = {"identical": all(sample["identical"] for sample in samples)}
-    for figure in ("decode_step_ms", "prefill_ms"):
-        medians = [
-            statistics.median(sample[figure] for sample in samples if sample["backend"] == backend)
-            for backend in BACKENDS
-        ]
-        for backend, median in zip(BACKENDS, medians, strict=True):
-            result[f"{figure}_{backend}"] = round(median, 1)
-        result[f"{figure.removesuffix('_ms')}_ratio"] = round(medians[0] / medians[1], 2)
+    """The figures of the module's docstring. Without samples of engines, without theirs."""
+    result: dict[str, Any] = {
+        "table_over_contiguous": round(max(_paired(samples, case.name) for case in DECODES), 3),
+        "decode_speedup": {case.name: round(_speedup(samples, case.name), 2) for case in DECODES},
+        "extend_speedup": round(_speedup(samples, EXTENDS[0].name), 2),
+    }
+    contexts = sorted({sample["context"] for sample in samples if "context" in sample})
+    if contexts:
+        result["engine_decode_speedup"] = {
+            str(context): round(_step_ms(samples, context, BACKENDS[0]) / _step_ms(samples, context, BACKENDS[1]), 2)
+            for context in contexts
+        }
     return result
 
 
-async def _measure(settings: AttentionSettings, model: Path) -> list[dict[str, Any]]:
-    dice = random.Random(settings.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        subjects = [Subject(backend, settings, model, Path(folder)) for backend in BACKENDS]
-        try:
-            for subject in subjects:
-                await subject.start()
-            return await _sample_all(settings, subjects, dice)
-        finally:
-            for subject in subjects:
-                await subject.stop()
+def table(result: dict[str, Any], samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """For people: each figure with its aim, and the times behind it."""
+    ratio = result["table_over_contiguous"]
+    rows = [("table over contiguous", f"{ratio} (aim: at most {AIMS['table_over_contiguous']})")]
+    for case in (*DECODES, *EXTENDS):
+        name = "decode" if case.queries == 1 else "extend"
+        times = ", ".join(f"{who} {_ms(samples, case.name, who):.2f} ms" for who in attention_kernels.SUBJECTS)
+        aim = AIMS[f"{name}_speedup"]
+        what = f"decode, {case.tokens} tokens x {case.batch}" if case.queries == 1 else case.name
+        rows.append((what, f"{_speedup(samples, case.name):.2f} x (aim: {aim}): {times}"))
+    return rows
 
 
-async def _sample_all(
-    settings: AttentionSettings, subjects: Sequence[Subject], dice: random.Random
-) -> list[dict[str, Any]]:
-    repeats = min(settings.repeats, 2) if settings.quick else settings.repeats
-    long = _prompt(settings.context, subjects[0], dice)
-    prefix = _prompt(settings.prefill, subjects[0], dice)
-    for subject in subjects:
-        # Their KV is in the prefix cache from now on.
-        await subject.run(long, 2)
-        await subject.run(prefix, 2)
-    samples: list[dict[str, Any]] = []
-    for number in range(repeats):
-        tail = _prompt(settings.prefill, subjects[0], dice)
-        order = subjects if number % 2 == 0 else subjects[::-1]
-        pair = [await _sample(subject, settings, long, [*prefix, *tail]) for subject in order]
-        tokens = [sample.pop("tokens") for sample in pair]
-        samples += [{**sample, "identical": tokens[0] == tokens[1]} for sample in pair]
-    return samples
+def engine_table(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The same of engines."""
+    rows = []
+    for context, speedup in summary(samples)["engine_decode_speedup"].items():
+        times = ", ".join(f"{who} {_step_ms(samples, int(context), who):.1f} ms" for who in BACKENDS)
+        rows.append((f"engine, {context} tokens x {BATCH}", f"{speedup} x (aim: {ENGINE_AIMS[int(context)]}): {times}"))
+    return rows
 
 
-async def _sample(
-    subject: Subject, settings: AttentionSettings, long: Sequence[int], prefilled: Sequence[int]
-) -> dict[str, Any]:
-    decoded, _, decode_s = await subject.run(long, settings.steps + 1)
-    first, prefill_s, _ = await subject.run(prefilled, 1)
-    return {
-        "backend": subject.backend,
-        "decode_step_ms": decode_s / settings.steps * 1e3,
-        "prefill_ms": prefill_s * 1e3,
-        "tokens": [*decoded, *first],
-    }
+def charts(samples: Sequence[dict[str, Any]]) -> list[Chart]:
+    """CPU time of a decode step, by context: kernels, then engines."""
+    kernels = {
+        who: [_ms(samples, case.name, who) for case in DECODES] for who in attention_kernels.SUBJECTS
+    }  # fmt: skip
+    layers = attention_kernels.LAYERS
+    found = [Chart(f"attention of {layers} layers", "tokens", "CPU ms", [case.name for case in DECODES], kernels)]
+    contexts = sorted({sample["context"] for sample in samples if "context" in sample})
+    if contexts:
+        steps = {who: [_step_ms(samples, context, who) for context in contexts] for who in BACKENDS}
+        found.append(Chart("decode step of an engine", "tokens", "CPU ms", [str(one) for one in contexts], steps))
+    return found
 
 
-def _prompt(tokens: int, subject: Subject, dice: random.Random) -> list[int]:
-    return [dice.randrange(3, subject.vocabulary) for _ in range(tokens)]
+def _ms(samples: Sequence[dict[str, Any]], case: str, subject: str) -> float:
+    wanted = (case, subject)
+    return float(statistics.median(one["ms"] for one in samples if (one.get("case"), one.get("subject")) == wanted))
+
+
+def _speedup(samples: Sequence[dict[str, Any]], case: str) -> float:
+    return _ms(samples, case, "torch_native") / _ms(samples, case, "table")
+
+
+def _paired(samples: Sequence[dict[str, Any]], case: str) -> float:
+    rounds: dict[int, Counter[str]] = {}
+    for sample in samples:
+        if sample.get("case") == case:
+            rounds.setdefault(sample["round"], Counter())[sample["subject"]] += sample["ms"]
+    return statistics.median(times["table"] / times["contiguous"] for times in rounds.values())
+
+
+def _step_ms(samples: Sequence[dict[str, Any]], context: int, backend: str) -> float:
+    wanted = (context, backend)
+    return float(
+        statistics.median(one["step_ms"] for one in samples if (one.get("context"), one.get("backend")) == wanted)
+    )

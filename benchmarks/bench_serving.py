@@ -4,13 +4,26 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 PROGRAM = (sys.executable, "-P", "-m", "sglang.bench_serving")
 RUN_DEADLINE_S = 600.0
 OUTPUT_TAIL_CHARS = 3_000
+
+
+class Phase(Enum):
+    """Of the load, by what the generator says when it comes. Before it begins, the generator itself takes long to
+    start; it begins a second after it is said."""
+
+    BEGIN = "Starting main benchmark run"
+    END = "Serving Benchmark Result"
+
+
+OnPhase = Callable[[Phase], None]
 
 
 class LoadError(Exception):
@@ -29,27 +42,46 @@ class Load:
     output_tokens: int
 
 
-async def bench_serving(url: str, load: Load, seed: int, output: Path) -> dict[str, Any]:
+async def bench_serving(url: str, load: Load, seed: int, output: Path, on_phase: OnPhase) -> dict[str, Any]:
     """Run the load against a server's chat completions; SGLang's result, without its arguments' echo.
 
-    The same seed gives the same prompts. Raises LoadError."""
+    The same seed gives the same prompts. `on_phase` is called at each phase of the load, in order. Raises LoadError."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         *_arguments(url, load, seed, output),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
+        },
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), RUN_DEADLINE_S)
+        said = await asyncio.wait_for(follow(process, on_phase), RUN_DEADLINE_S)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise LoadError(f"bench_serving ended with {process.returncode}:\n{said.decode()[-OUTPUT_TAIL_CHARS:]}")
+        raise LoadError(f"bench_serving ended with {process.returncode}:\n{said[-OUTPUT_TAIL_CHARS:]}")
     return check_result(_last_line(output), load)
+
+
+async def follow(process: asyncio.subprocess.Process, on_phase: OnPhase) -> str:
+    """Until the generator ends; what it said. Raises LoadError if it served and never said when."""
+    assert process.stdout is not None
+    said, coming = "", list(Phase)
+    while line := (await process.stdout.readline()).decode(errors="replace"):
+        said += line
+        if coming and coming[0].value in line:
+            on_phase(coming.pop(0))
+    if await process.wait() == 0 and coming:
+        raise LoadError(f"bench_serving never said {coming[0].value!r}:\n{said[-OUTPUT_TAIL_CHARS:]}")
+    return said
 
 
 def _last_line(output: Path) -> dict[str, Any]:
@@ -70,6 +102,8 @@ def _arguments(url: str, load: Load, seed: int, output: Path) -> list[str]:
         "random-range-ratio": 1.0,
         "max-concurrency": load.concurrency,
         "seed": seed,
+        # Its one request more would be computed, and not be counted.
+        "warmup-requests": 0,
         "output-file": output,
     }
     return [word for name, value in options.items() for word in (f"--{name}", str(value))] + ["--disable-tqdm"]

@@ -26,7 +26,12 @@ def tree(pid: int, proc: Path = PROC) -> list[int]:
 
 def cpu_s(pid: int, proc: Path = PROC) -> float:
     """Seconds, user and system, that a tree has used: its live processes, and those that they have waited for."""
-    return sum(_ticks(member, proc) for member in tree(pid, proc)) / os.sysconf("SC_CLK_TCK")
+    return sum(process_cpu_s(member, proc) for member in tree(pid, proc))
+
+
+def process_cpu_s(pid: int, proc: Path = PROC) -> float:
+    """The same of one process alone, with those of its children that have ended; 0 if there is none."""
+    return _ticks(pid, proc) / os.sysconf("SC_CLK_TCK")
 
 
 def thread_cpu_ns(pid: int, thread_id: int | None = None, proc: Path = PROC) -> int:

@@ -70,7 +70,7 @@ async def running_mesh(
     state_dir: Path,
     *arguments: str,
     settings: Mapping[str, str] | None = None,
-    start_deadline_s: float = 180.0,
+    start_deadline_s: float = 300.0,
 ) -> AsyncIterator[MeshProcess]:
     """`meshift up` with `arguments`, ready; ended afterwards. `settings`: MESHIFT_ variables of its services."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MESHIFT_")}

@@ -189,7 +189,7 @@ class MoveMesh:
         """The other of the two."""
         return next(name for name in self._owners if name != instance)
 
-    def open(self, name: str, prompt: Sequence[int], output_tokens: int) -> MeshStream:
+    def open(self, name: str, prompt: Sequence[int], output_tokens: int, priority: int = 0) -> MeshStream:
         """Begin a greedy completion of exactly so many tokens."""
         stream = MeshStream(name, prompt)
         self.tap.watch(stream)
@@ -199,6 +199,7 @@ class MoveMesh:
             "max_tokens": output_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "priority": priority,
         }
         stream.task = asyncio.get_running_loop().create_task(self._read(name, body, stream.client))
         return stream

@@ -25,7 +25,8 @@ from pydantic import Field
 
 from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.benchmarks.bare_sglang import running_bare_server
-from meshift.benchmarks.bench_serving import Load, bench_serving
+from meshift.benchmarks.bench_serving import Load, Phase, bench_serving
+from meshift.benchmarks.cpu_parts import parts_s
 from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s
 from meshift.benchmarks.mesh_process import running_mesh
 from meshift.benchmarks.report import BenchmarkSettings, print_table, write_result
@@ -78,10 +79,34 @@ class Servers:
     urls: dict[Side, str]
     pids: dict[Side, int]
 
-    def cpu_s(self) -> dict[str, float]:
-        """What each has used so far, and what processes that have nothing to do with this have."""
-        used: dict[str, float] = {side: cpu_s(pid) for side, pid in self.pids.items()}
-        return used | {"others": machine_cpu_s() - cpu_s(os.getpid())}
+    def used_s(self) -> "Used":
+        """So far."""
+        parts = {side: parts_s(pid) for side, pid in self.pids.items()}
+        return Used(time.monotonic(), parts, machine_cpu_s() - cpu_s(os.getpid()))
+
+
+@dataclass(frozen=True)
+class Used:
+    """CPU time, in seconds, at one moment of the monotonic clock."""
+
+    at_s: float
+    parts: dict[Side, dict[str, float]]
+    """Of each side, by its parts."""
+    others: float
+    """Of processes that have nothing to do with this."""
+
+    def since(self, before: "Used") -> dict[str, Any]:
+        """What was used between two moments, as a sample has it."""
+        parts = {
+            side: {part: value - before.parts[side].get(part, 0.0) for part, value in now.items()}
+            for side, now in self.parts.items()
+        }
+        total = {side: sum(used.values()) for side, used in parts.items()}
+        return {
+            "wall_s": self.at_s - before.at_s,
+            "cpu_s": total | {"others": self.others - before.others},
+            "parts_s": parts,
+        }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     result, cpu_ms = summary(samples), cpu_ms_per_token(samples)
     print_table([(key, str(value)) for key, value in result.items()])
     print(quiet_or_not(samples))
-    print_table([(f"cpu_ms_per_token {side}", f"{value:.2f}") for side, value in cpu_ms.items()])
+    print_table([(f"cpu_ms_per_token {name}", f"{value:.2f}") for name, value in cpu_ms.items()])
     circumstances = {
         "cpu_ms_per_token": cpu_ms,
         "others_cores": round(others_cores(samples), 3),
@@ -127,13 +152,15 @@ async def measure_throughput(
     load = Load(model, requests, settings.concurrency, settings.input_tokens, settings.output_tokens)
     for pair in range(QUICK_PAIRS if settings.quick else settings.pairs):
         for side in alternating(pair):
-            before, begin_s = servers.cpu_s(), time.monotonic()
+            at: dict[Phase, Used] = {}
+
+            def note(phase: Phase, at: dict[Phase, Used] = at) -> None:
+                at[phase] = servers.used_s()
+
             output = folder / f"{side}-{pair}.jsonl"
-            result = await bench_serving(servers.urls[side], load, settings.seed + pair, output)
-            used = {name: after - before[name] for name, after in servers.cpu_s().items()}
-            sample = {"measure": "throughput", "pair": pair, "side": side, **result, "cpu_s": used}
-            sample["wall_s"] = time.monotonic() - begin_s
-            samples.throughput.append(sample)
+            result = await bench_serving(servers.urls[side], load, settings.seed + pair, output, note)
+            used = at[Phase.END].since(at[Phase.BEGIN])
+            samples.throughput.append({"measure": "throughput", "pair": pair, "side": side, **result, **used})
             print(f"pair {pair + 1}, {side}: {result['output_throughput']:.1f} tokens/s", flush=True)
 
 
@@ -190,12 +217,15 @@ def summary(samples: Samples) -> dict[str, Any]:
 
 
 def cpu_ms_per_token(samples: Samples) -> dict[str, float]:
-    """CPU time of each side's processes for a token at saturation, and of each while the other works, for a second."""
+    """CPU time for a token at saturation, of each side and of its parts; and of each side for a second while the other
+    one works. Of the load alone: while its generator starts, nothing is counted."""
     result: dict[str, float] = {}
     for side, other in (SIDES, SIDES[::-1]):
         runs = [sample for sample in samples.throughput if sample["side"] == side]
         tokens = sum(run["total_output_tokens"] for run in runs)
         result[side] = 1e3 * sum(run["cpu_s"][side] for run in runs) / tokens
+        for part in sorted({part for run in runs for part in run["parts_s"][side]}):
+            result[f"{side}, {part}"] = 1e3 * sum(run["parts_s"][side].get(part, 0.0) for run in runs) / tokens
         result[f"{other}, idle, per second"] = (
             1e3 * sum(run["cpu_s"][other] for run in runs) / sum(run["wall_s"] for run in runs)
         )

@@ -8,6 +8,7 @@ from meshift.schemas.errors import (
     ErrorReply,
     InternalError,
     InvalidRequest,
+    LayoutDeclined,
     MeshError,
     MoveDeclined,
     NotFound,
@@ -17,6 +18,7 @@ from meshift.schemas.errors import (
     Unauthorized,
     Unavailable,
 )
+from meshift.schemas.layouts import LayoutRefusal
 from meshift.schemas.moves import MoveRefusal
 
 MESSAGE_CHARS_MAX = 200
@@ -39,7 +41,8 @@ class _Body(BaseModel):
     code: str | None = None
 
 
-_REFUSALS = frozenset(refusal.value for refusal in MoveRefusal)
+_MOVES = frozenset(refusal.value for refusal in MoveRefusal)
+_LAYOUTS = frozenset(refusal.value for refusal in LayoutRefusal)
 
 
 class _Envelope(BaseModel):
@@ -56,8 +59,12 @@ def refusal(status: int, body: bytes | str) -> MeshError:
     try:
         code = ErrorCode(error.code or "")
     except ValueError:
-        if status == httpx.codes.CONFLICT and error.code in _REFUSALS:
-            return MoveDeclined(error.message, param=error.param, refusal=error.code)
+        if status == httpx.codes.CONFLICT and error.code is not None:
+            # Some words are of both; what was asked for says which is meant.
+            if error.param == "layers" and error.code in _LAYOUTS:
+                return LayoutDeclined(error.message, param=error.param, refusal=error.code)
+            if error.code in _MOVES:
+                return MoveDeclined(error.message, param=error.param, refusal=error.code)
         # OpenAI's codes, and those of other servers.
         return _of_status(status)(error.message, param=error.param)
     return ErrorReply(code=code, message=error.message, param=error.param).to_exception()

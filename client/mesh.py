@@ -36,6 +36,7 @@ from meshift.schemas.errors import InternalError, PeerGone
 from meshift.schemas.instances import DrainReply
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveMode, MoveReport
+from meshift.schemas.reconfiguring import ReconfigurationsReply, ReconfigureBody, ReconfigureReport
 from meshift.schemas.steering import Changes, DecisionsReply, DecisionSubject, PolicyReply, RequestExplanation
 
 CONNECT_TIMEOUT_S = 5.0
@@ -152,6 +153,25 @@ class MeshClient:
         """Change an instance's KV capacity while it serves; what was done."""
         path = f"/admin/instances/{quote(instance_id, safe='')}/memory"
         return await self._ask(MemoryReply, "POST", path, body.model_dump())
+
+    async def reconfigure(self, instance_id: str, body: ReconfigureBody) -> ReconfigureReport:
+        """Give an instance's stages other layers while it serves. Returns when it has begun, or, with `body.wait`, has
+        ended: `outcome` says how. Raises `InvalidRequest` for a bad split, `LayoutDeclined` if it doesn't begin,
+        `NotFound`."""
+        path = f"/admin/instances/{quote(instance_id, safe='')}/reconfigure"
+        patience_s = body.deadline_s + MOVE_MARGIN_S if body.wait else 0.0
+        return await self._ask(ReconfigureReport, "POST", path, body.model_dump(mode="json"), patience_s=patience_s)
+
+    async def cancel_reconfigure(self, instance_id: str) -> ReconfigureReport:
+        """Undo the change that is under way, unless it is too late. Returns at once; raises `NotFound` if there is
+        none."""
+        path = f"/admin/instances/{quote(instance_id, safe='')}/reconfigure"
+        return await self._ask(ReconfigureReport, "DELETE", path)
+
+    async def reconfigurations(self, instance_id: str | None = None) -> ReconfigurationsReply:
+        """Changes of layouts that are under way, and the newest that ended; of one instance, or of all."""
+        one = "" if instance_id is None else f"/admin/instances/{quote(instance_id, safe='')}/reconfigure"
+        return await self._ask(ReconfigurationsReply, "GET", one or "/admin/reconfigurations")
 
     async def policy(self) -> PolicyReply:
         """The scheduler's policy: all settings by section, and which of them operators changed."""

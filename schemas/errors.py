@@ -9,6 +9,7 @@ MeshError
 |   +-- NotFound             unknown model, request, instance                     404
 |   +-- Unsupported          this engine can't do it                              400
 |   +-- MoveDeclined         the request can't be moved so, now; `refusal`        409
+|   +-- LayoutDeclined       the layout can't be changed so, now; `refusal`       409
 +-- OverloadError        try later                                               429/503
 |   +-- Overloaded           a queue or a limit is full                           429
 |   +-- Unavailable          no instance can take it now                          503
@@ -36,6 +37,7 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "not_found"
     UNSUPPORTED = "unsupported"
     MOVE_DECLINED = "move_declined"
+    LAYOUT_DECLINED = "layout_declined"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     PEER_TIMEOUT = "timeout"
@@ -112,6 +114,17 @@ class MoveDeclined(CallerError):
         self.refusal = refusal
 
 
+class LayoutDeclined(CallerError):
+    """The instance is as it was. `refusal` is a `LayoutRefusal`; a REST client finds it as the `code`."""
+
+    code = ErrorCode.LAYOUT_DECLINED
+    http_status = 409
+
+    def __init__(self, message: str, *, param: str | None = None, refusal: str = "unknown") -> None:
+        super().__init__(message, param=param)
+        self.refusal = refusal
+
+
 class OverloadError(MeshError):
     """Try again later."""
 
@@ -166,8 +179,8 @@ class InternalError(MeshError):
 
 
 _CLASSES: tuple[type[MeshError], ...] = (
-    InvalidRequest, ContextTooLong, MessageTooLarge, Unauthorized, NotFound, Unsupported, MoveDeclined, Overloaded,
-    Unavailable, PeerTimeout, PeerGone, Stale, BusClosed, InternalError,
+    InvalidRequest, ContextTooLong, MessageTooLarge, Unauthorized, NotFound, Unsupported, MoveDeclined, LayoutDeclined,
+    Overloaded, Unavailable, PeerTimeout, PeerGone, Stale, BusClosed, InternalError,
 )  # fmt: skip
 _BY_CODE: dict[ErrorCode, type[MeshError]] = {cls.code: cls for cls in _CLASSES}
 

@@ -71,9 +71,16 @@ class LoadReport(Message):
     classes: tuple[ClassLoad, ...] = ()
     """The priority classes that run here, the most protected first; empty if the worker tells none apart."""
     layout_epoch: int = 0
+    """One more with every change of its layout."""
+    layers: tuple[int, ...] = ()
+    """Of each pipeline stage; empty of an engine that doesn't tell."""
+    layout_change: str = ""
+    """The change of its layout that is under way."""
     step_count: int = 0
     prefill_tokens: int = 0
     """Whose KV prefill steps have computed since the engine's start."""
+    batch_full: bool = False
+    """The engine admits nothing to its batch now, whatever is free: it keeps room for what runs to grow."""
 
 
 class InstanceGone(Message):

@@ -82,5 +82,6 @@ class LaunchReply(Message):
 
     kind: Literal["launch_reply"] = "launch_reply"
     instance_id: str
-    """The one that is being started or released; empty if there are as many already."""
+    """The one that is being started or released; empty if there are as many already. One that is being started may be
+    called otherwise in later reports, where names can't be chosen."""
     report: LauncherReport

@@ -54,6 +54,8 @@ class MoveRefusal(StrEnum):
     UNREACHABLE = "unreachable"
     """The destination doesn't answer."""
     DEADLINE = "deadline"
+    RETRY = "retry"
+    """The layout of one of them changes just now, or has changed since this move began: try again."""
     NO_DESTINATION = "no_destination"
     """No instance can take it now."""
 
@@ -196,6 +198,8 @@ class MoveRoom(Part):
     """Leading tokens whose KV is there already."""
     layout: MoveLayout
     targets: tuple[MoveTarget, ...] = Field(default=(), max_length=MOVE_PAIRS_MAX)
+    epoch: Count = 0
+    """Of the destination's layout: the move pins it."""
 
 
 class MoveReserve(Message, _Move):
@@ -210,6 +214,8 @@ class MoveReserve(Message, _Move):
     """Those whose KV exists, for the destination's prefix cache; none for a move of state only."""
     slots: Count
     """0: a move of state only."""
+    epoch: Count | None = None
+    """Of the destination's layout, as it was told before; None: not yet."""
     deadline_s: float = Field(gt=0.0, le=3_600.0, allow_inf_nan=False)
 
 
@@ -247,6 +253,8 @@ class MoveCommit(Message, _Move):
     state: Annotated[bytes, Field(max_length=MOVE_STATE_BYTES_MAX)]
     """The engine's own."""
     kv_hashes: tuple[int, ...] = Field(default=(), max_length=MOVE_PAIRS_MAX)
+    epoch: Count = 0
+    """Of the destination's layout, as it was told."""
     timeout_s: float = Field(gt=0.0, le=3_600.0, allow_inf_nan=False)
 
 

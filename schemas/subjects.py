@@ -28,6 +28,15 @@ POLICY_KEPT = f"{PREFIX}.scheduler.policy-kept"
 DECISIONS = f"{PREFIX}.scheduler.decisions"
 """Endpoint: DecisionsRequest -> DecisionsReply."""
 
+RECONFIGURE = f"{PREFIX}.coordinator.reconfigure"
+"""Endpoint: ReconfigureOrder -> ReconfigureReport."""
+
+RECONFIGURE_CANCEL = f"{PREFIX}.coordinator.cancel"
+"""Endpoint: ReconfigureCancel -> ReconfigureReport."""
+
+RECONFIGURATIONS = f"{PREFIX}.coordinator.reconfigurations"
+"""Endpoint: ReconfigurationsRequest -> ReconfigurationsReply."""
+
 LAUNCHER = f"{PREFIX}.launcher.report"
 """LauncherReport of every launcher."""
 
@@ -69,6 +78,16 @@ def worker_drain(instance_id: str) -> str:
 def worker_memory(instance_id: str) -> str:
     """Endpoint: MemoryRequest -> MemoryReply."""
     return f"{PREFIX}.worker.{instance_id}.memory"
+
+
+def worker_layout(instance_id: str) -> str:
+    """Endpoint: LayoutAsk -> LayoutReply."""
+    return f"{PREFIX}.worker.{instance_id}.layout"
+
+
+def worker_layout_step(instance_id: str) -> str:
+    """Endpoint: LayoutOrder -> LayoutReply, when the step is done."""
+    return f"{PREFIX}.worker.{instance_id}.layout-step"
 
 
 def worker_pair(instance_id: str) -> str:

@@ -149,6 +149,31 @@ KV_UNIT_WASTE: Final = Metric(
     ("instance_id", "group"), "bytes",
 )  # fmt: skip
 
+LAYOUT_EPOCH: Final = Metric(
+    names.METRIC_LAYOUT_EPOCH, _G, "One more with every change of an instance's layout.", ("instance_id",)
+)
+LAYOUT_LAYERS: Final = Metric(
+    names.METRIC_LAYOUT_LAYERS, _G, "Layers of each pipeline stage.", ("instance_id", "stage")
+)
+LAYOUT_CHANGES: Final = Metric(
+    names.METRIC_LAYOUT_CHANGES, _C, "Changes of the layout that ended: committed or aborted, and why.",
+    ("instance_id", "outcome", "refusal"),
+)  # fmt: skip
+LAYOUT_BYTES: Final = Metric(
+    names.METRIC_LAYOUT_BYTES, _C, "KV copied between stages for changes of the layout.", ("instance_id",), "bytes"
+)
+LAYOUT_ROUNDS: Final = Metric(
+    names.METRIC_LAYOUT_ROUNDS, _C, "Rounds of KV copied between stages, patches included.", ("instance_id",)
+)
+LAYOUT_DURATION: Final = Metric(
+    names.METRIC_LAYOUT_DURATION, _H, "From a change's begin to its end, where it was committed.", ("instance_id",),
+    "seconds",
+)  # fmt: skip
+LAYOUT_STOP: Final = Metric(
+    names.METRIC_RECONFIGURE_STOP, _H, "How long the stage was held back at a commit that was held back longest.",
+    ("instance_id",), "seconds",
+)  # fmt: skip
+
 MOVES: Final = Metric(
     names.METRIC_MOVES, _C, "Moves away that ended, by mode, outcome, and refusal (`none`, or why it came to nothing).",
     ("instance_id", "mode", "outcome", "refusal"),
@@ -189,6 +214,22 @@ SCALING_FAILURES: Final = Metric(
     names.METRIC_SCALING_FAILURES, _C, "Orders to start or drain one that were refused or not answered."
 )
 INSTANCES: Final = Metric(names.METRIC_INSTANCES, _G, "Live instances that the scheduler knows.")
+
+# ---- coordinator ----
+
+RECONFIGURATIONS: Final = Metric(
+    names.METRIC_RECONFIGURATIONS, _C, "Reconfigurations that ended, by outcome, and refusal (`none`, or why).",
+    ("outcome", "refusal"),
+)  # fmt: skip
+RECONFIGURATIONS_RUNNING: Final = Metric(
+    names.METRIC_RECONFIGURATIONS_RUNNING, _G, "Reconfigurations that are under way."
+)
+RECONFIGURATIONS_ADOPTED: Final = Metric(
+    names.METRIC_RECONFIGURATIONS_ADOPTED, _C, "Reconfigurations that were under way when the coordinator came."
+)
+RECONFIGURATION_PHASE: Final = Metric(
+    names.METRIC_RECONFIGURATION_PHASE, _H, "How long each phase took, where it was committed.", ("phase",), "seconds"
+)
 
 # ---- every service ----
 

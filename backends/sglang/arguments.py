@@ -14,7 +14,9 @@ from meshift.backends.sglang.plugin.activate import (
     CPU_PLATFORM_VARIABLE,
     CUDA_PLATFORM_VARIABLE,
     ENGINE_VARIABLE,
+    LAYER_COPIES_VARIABLE,
     LAYERS_PER_GROUP_VARIABLE,
+    MOVABLE_LAYERS_VARIABLE,
 )
 from meshift.backends.sglang.settings import SglangSettings
 from meshift.kv_memory.layout import split_evenly
@@ -24,6 +26,18 @@ RUNNING_REQUESTS_MAX_CPU = 256
 DECODE_LOG_STEPS = 1000
 COMPUTE_NICENESS = 5
 """Of a rank's computing threads. On full cores the worker and the rank's own sockets must not wait behind them."""
+
+PARTITION_VARIABLE = "SGLANG_PP_LAYER_PARTITION"
+"""Layers of each stage, as SGLang takes them."""
+
+RANKS_OWN_VARIABLES = (
+    PARTITION_VARIABLE,
+    CAPACITY_VARIABLE,
+    LAYERS_PER_GROUP_VARIABLE,
+    MOVABLE_LAYERS_VARIABLE,
+    LAYER_COPIES_VARIABLE,
+)
+"""Read by a rank when it starts, and by no import."""
 
 WATCHDOG_S = 24 * 3600
 """The worker judges whether an engine hangs; SGLang's own watchdog would only end it without a reason."""
@@ -104,11 +118,16 @@ def rank_environment(settings: SglangSettings, base: Mapping[str, str]) -> dict[
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     partition = layer_partition(settings)
     if partition is not None:
-        environment["SGLANG_PP_LAYER_PARTITION"] = ",".join(map(str, partition))
+        environment[PARTITION_VARIABLE] = ",".join(map(str, partition))
     if settings.capacity_tokens_max is not None and settings.capacity_tokens is not None:
         environment[CAPACITY_VARIABLE] = str(settings.capacity_tokens)
     if resolved_device(settings) == "cpu":
         environment |= _cpu_environment(settings, base)
+        if settings.layers_move:
+            environment |= {
+                MOVABLE_LAYERS_VARIABLE: "1",
+                LAYER_COPIES_VARIABLE: str(settings.layer_copies_bytes),
+            }
     elif settings.layers_per_group is not None:
         environment[CUDA_PLATFORM_VARIABLE] = "1"
     if settings.layers_per_group is not None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 from meshift.backends.base import (
@@ -27,10 +27,13 @@ from meshift.backends.base import (
     Reserved,
     TokenEvent,
 )
+from meshift.backends.layouts import Layout, LayoutChange, LayoutCommitted, LayoutNow, LayoutProgress, LayoutRefused
 from meshift.backends.sglang import wire
+from meshift.backends.sglang import wire_layers as layers
 from meshift.backends.sglang import wire_moves as moves
 from meshift.backends.sglang.admission import RequestLimits, check_request
 from meshift.backends.sglang.instance import RankInstance
+from meshift.backends.sglang.layers import LayerChanges
 from meshift.backends.sglang.lifecycle import EngineEvent, EngineState, next_state
 from meshift.backends.sglang.moves_in import MovesIn
 from meshift.backends.sglang.moves_out import MovesOut
@@ -45,6 +48,7 @@ from meshift.kv_memory.layout import KvLayout
 from meshift.schemas.errors import Unavailable
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
+from meshift.schemas.layouts import CommitMode, LayoutRefusal
 
 T = TypeVar("T")
 
@@ -73,8 +77,9 @@ class SglangEngine:
         self._layout: KvLayout | None = None
         self._moves_out = MovesOut(self._instance, self._table, lambda: self._layout, verify=settings.verify_moves)
         self._moves_in = MovesIn(self._instance, self._table, lambda: self._layout, self._check)
+        self._changes = LayerChanges(self._instance, settings, self._note_layout)
         self._steps: set[asyncio.Task[Any]] = set()
-        """Of moves; ended by the ranks' answers or their end."""
+        """Of moves, and of changes of layers; ended by the ranks' answers or their end."""
         self._warm_up: WarmUp | None = None
         self._cleanup: asyncio.Task[None] | None = None
 
@@ -92,6 +97,7 @@ class SglangEngine:
             ready = ranks[0]
             weights = await asyncio.to_thread(fingerprint, self._settings.model_path)
             self._layout = layout_of([rank.share for rank in ranks], self._settings.tensor_ranks, weights)
+            self._changes.start(ranks)
             self._limits = RequestLimits(ready.request_tokens_max, ready.vocabulary_size, ready.obeys_schemas)
             await self._run_warm_up()
             self._move(EngineEvent.READY)
@@ -117,9 +123,14 @@ class SglangEngine:
             pipeline_stages=settings.pipeline_stages,
             tensor_ranks=settings.tensor_ranks,
             rank_pids=self._instance.pids,
-            capabilities=frozenset([Capability.MOVE_REQUESTS] if self._layout is not None else []),
+            capabilities=self._capabilities(),
             layout=self._layout,
         )
+
+    def _capabilities(self) -> frozenset[Capability]:
+        moves_requests = {Capability.MOVE_REQUESTS} if self._layout is not None else set()
+        moves_layers = {Capability.CHANGE_LAYOUT} if not self._changes.obstacle else set()
+        return frozenset(moves_requests | moves_layers)
 
     async def _run_warm_up(self) -> None:
         assert self._limits is not None
@@ -200,6 +211,8 @@ class SglangEngine:
                 self._deliver(self._table.take_step(report))
             case moves.Applied():
                 self._moves_in.note_applied(report)
+            case layers.LayersExpired():
+                self._changes.note_expired(report)
             case _:
                 raise AssertionError(f"unexpected {type(report).__name__}")
 
@@ -269,6 +282,57 @@ class SglangEngine:
         except RanksDiffer as error:
             self._fail(str(error))
             raise MoveRefused(str(error), Refusal.BROKEN) from error
+
+    # ---- layers ----
+
+    async def layout(self) -> LayoutNow:
+        """See `ReconfigurableEngine.layout`."""
+        return self._changes.now(self._layout, self.load().capacity)
+
+    def _note_layout(self, layout: Layout) -> None:
+        if self._layout is not None:
+            self._layout = replace(self._layout, layer_ranges=layout.layer_ranges)
+
+    async def begin_layout(self, change: LayoutChange) -> None:
+        """See `ReconfigurableEngine.begin_layout`."""
+        await self._change(self._changes.begin(change))
+
+    async def load_weights(self, change_id: str) -> None:
+        """See `ReconfigurableEngine.load_weights`."""
+        await self._change(self._changes.load(change_id))
+
+    async def start_kv_migration(self, change_id: str, bytes_per_s: float | None) -> None:
+        """See `ReconfigurableEngine.start_kv_migration`."""
+        await self._change(self._changes.copy(change_id, bytes_per_s))
+
+    async def layout_progress(self, change_id: str) -> LayoutProgress:
+        """See `ReconfigurableEngine.layout_progress`."""
+        return await self._change(self._changes.progress(change_id))
+
+    async def commit_layout(self, change_id: str, commit: CommitMode, timeout_s: float) -> LayoutCommitted:
+        """See `ReconfigurableEngine.commit_layout`."""
+        if self._moves_in.reserved or self._moves_out.frozen:
+            raise LayoutRefused("requests move", LayoutRefusal.BUSY)
+        done = await self._change(self._changes.commit(change_id, commit, timeout_s))
+        return LayoutCommitted(await self.layout(), *astuple(done))
+
+    async def abort_layout(self, change_id: str) -> None:
+        """See `ReconfigurableEngine.abort_layout`."""
+        await self._change(self._changes.abort(change_id))
+
+    async def _change(self, step: Coroutine[Any, Any, T]) -> T:
+        """Do a step of a change to its end, whoever still waits for it. Raises what it raises, and Unavailable."""
+        if self._state is not EngineState.RUNNING:
+            step.close()
+            raise Unavailable(f"the engine is {self._state}")
+        task = asyncio.get_running_loop().create_task(step)
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        try:
+            return await asyncio.shield(task)
+        except RanksDiffer as error:
+            self._fail(str(error))
+            raise Unavailable(str(error)) from error
 
     # ---- memory ----
 

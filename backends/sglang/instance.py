@@ -3,28 +3,19 @@
 import asyncio
 import logging
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from meshift.backends.base import EngineStartError
-from meshift.backends.sglang import wire, wire_moves
-from meshift.backends.sglang.arguments import rank_environment, server_arguments
+from meshift.backends.sglang import wire, wire_layers, wire_moves
+from meshift.backends.sglang.arguments import RANKS_OWN_VARIABLES, rank_environment, server_arguments
+from meshift.backends.sglang.fork_server import RANK_MODULE, Forks, ForkServer
 from meshift.backends.sglang.link import RankLink
-from meshift.backends.sglang.processes import (
-    QuitSignalShield,
-    RankProcess,
-    end_ranks,
-    free_loopback_port,
-    start_rank,
-)
+from meshift.backends.sglang.processes import KILL_WAIT_S, RankProcess, end_ranks, free_loopback_port
 from meshift.backends.sglang.questions import Questions
 from meshift.backends.sglang.rank_spec import RankSpec
 from meshift.backends.sglang.settings import SglangSettings
-
-RANK_PROGRAM = (sys.executable, "-P", "-m", "meshift.backends.sglang.rank")
-"""-P: the working directory must not shadow packages that SGLang imports. The spec's path is added."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +29,18 @@ class RankInstance:
         settings: SglangSettings,
         on_report: Callable[[wire.Report], None],
         on_failure: Callable[[str], None],
-        program: Sequence[str] = RANK_PROGRAM,
+        module: str = RANK_MODULE,
     ) -> None:
-        self._program = program
+        self._module = module
         self._settings = settings
         self._on_report = on_report
         self._on_failure = on_failure
         self._link: RankLink | None = None
+        self._forks: Forks | None = None
         self._ranks: list[RankProcess] = []
         self._ready: dict[int, wire.RankReady] = {}
         self._all_ready: asyncio.Future[None] | None = None
         self.questions = Questions(settings.rank_count)
-        self._shielded = False
         self._quiet = False
         """Set when no more failure is to be told: there was one, or we end the ranks ourselves."""
 
@@ -69,24 +60,33 @@ class RankInstance:
         self._all_ready = asyncio.get_running_loop().create_future()
         self._link = RankLink()
         self._link.start(self._receive, self._fail)
-        QuitSignalShield.hold()
-        self._shielded = True
         try:
-            self._spawn(self._link)
             async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._spawn(self._link)
                 await self._all_ready
                 await self._link.connected()
         except TimeoutError:
             message = f"the ranks aren't ready after {self._settings.start_timeout_s:g} s\n{self._tails()}"
             raise EngineStartError(message) from None
+        except EngineStartError:
+            # Why it was given up says more than what came of that.
+            if self._all_ready.done() and (reason := self._all_ready.exception()):
+                raise reason from None
+            raise
         return [self._ready[rank] for rank in range(self._settings.rank_count)]
 
-    def _spawn(self, link: RankLink) -> None:
+    async def _spawn(self, link: RankLink) -> None:
         settings = self._settings
         try:
             arguments, environment = server_arguments(settings), rank_environment(settings, os.environ)
         except ValueError as error:
             raise EngineStartError(str(error)) from error
+        logs = settings.log_dir / settings.instance_name
+        server = ForkServer.open(
+            self._module, environment, RANKS_OWN_VARIABLES, logs.with_name(f"{logs.name}-imports.log")
+        )
+        self._forks = forks = Forks(server, self._rank_exited)
+        logger.info("%s: importing sglang", settings.instance_name)
         port = free_loopback_port()
         for rank in range(settings.rank_count):
             stage, tensor_rank = divmod(rank, settings.tensor_ranks)
@@ -104,9 +104,9 @@ class RankInstance:
             )
             spec_path = link.folder / f"rank{rank}.json"
             spec_path.write_bytes(msgspec.json.encode(spec))
-            log_path = settings.log_dir / f"{settings.instance_name}-rank{rank}.log"
-            command = [*self._program, str(spec_path)]
-            self._ranks.append(start_rank(rank, command, environment, log_path, self._rank_exited))
+            self._ranks.append(
+                await forks.start(rank, spec_path, environment, logs.with_name(f"{logs.name}-rank{rank}.log"))
+            )
 
     def _tails(self) -> str:
         return "\n".join(f"last of {rank.log_path}:\n{rank.log_tail()}" for rank in self._ranks)
@@ -136,7 +136,7 @@ class RankInstance:
                 logger.info("%s: rank %d: %s", self._settings.instance_name, report.rank, report.phase)
             case wire.RankReady():
                 self._note_ready(report)
-            case wire.LoadSnapshot() | wire.StepReport() | wire_moves.Applied():
+            case wire.LoadSnapshot() | wire.StepReport() | wire_moves.Applied() | wire_layers.LayersExpired():
                 if not self._quiet:
                     self._on_report(report)
             case _:
@@ -183,6 +183,6 @@ class RankInstance:
         try:
             await end_ranks(self._ranks, deadline_s)
         finally:
+            if self._forks is not None:
+                await self._forks.close(KILL_WAIT_S)
             await link.close()
-            if self._shielded:
-                QuitSignalShield.drop()

@@ -1,12 +1,10 @@
 """The worker's end of the sockets to its ranks."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
 import zmq
-import zmq.asyncio
 
 from meshift.backends.sglang import folders, wire
 from meshift.schemas.errors import Overloaded
@@ -18,6 +16,9 @@ COMMAND_QUEUE_MAX = 100_000
 
 CONNECT_POLL_S = 0.005
 REPORT_QUEUE_MAX = 1_000_000
+
+READ_MAX = 64
+"""Reports handled before the loop gets a turn."""
 
 
 class RankLink:
@@ -34,24 +35,45 @@ class RankLink:
         self._commands = self._context.socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, COMMAND_QUEUE_MAX)
         self._commands.bind(self.commands_address)
-        self._reports = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
+        self._reports = self._context.socket(zmq.PULL)
         self._reports.setsockopt(zmq.RCVHWM, REPORT_QUEUE_MAX)
         self._reports.bind(self.reports_address)
-        self._reader: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """While it reads."""
 
     def start(self, handler: Callable[[wire.Report], None], on_broken: Callable[[str], None]) -> None:
         """Hand each report to `handler`; `on_broken` hears why no more will come."""
-        self._reader = asyncio.get_running_loop().create_task(self._read(handler, on_broken))
+        self._handler, self._on_broken = handler, on_broken
+        self._loop = asyncio.get_running_loop()
+        # Not with zmq's own asyncio sockets: they take as long for a message as all else that is done with it.
+        self._loop.add_reader(self._reports.fileno(), self._read)
+        # The descriptor tells of what comes from now on.
+        self._loop.call_soon(self._read)
 
-    async def _read(self, handler: Callable[[wire.Report], None], on_broken: Callable[[str], None]) -> None:
+    def _read(self) -> None:
+        for _ in range(READ_MAX):
+            if self._loop is None:
+                return
+            try:
+                data = self._reports.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(data)
+        if self._loop is not None:
+            self._loop.call_soon(self._read)
+
+    def _handle(self, data: bytes) -> None:
         try:
-            while True:
-                handler(wire.decode_report(await self._reports.recv()))
-        except asyncio.CancelledError:
-            raise
+            self._handler(wire.decode_report(data))
         except Exception as error:
-            on_broken(f"a report could not be handled: {error!r}")
-            raise
+            logger.exception("a report could not be handled")
+            self._stop_reading()
+            self._on_broken(f"a report could not be handled: {error!r}")
+
+    def _stop_reading(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._reports.fileno())
+            self._loop = None
 
     async def connected(self) -> None:
         """Wait until rank 0 has connected; before, there is no queue to put commands into."""
@@ -67,11 +89,7 @@ class RankLink:
 
     async def close(self) -> None:
         """Stop reading and remove the folder. Idempotent."""
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._reader
-            self._reader = None
+        self._stop_reading()
         self._reports.close(linger=0)
         self._commands.close(linger=0)
         self._context.term()

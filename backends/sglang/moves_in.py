@@ -43,6 +43,8 @@ class _Incoming:
     rid: str
     source: KvLayout
     parts: list[moves.PairPart]
+    own: KvLayout
+    """This instance's when it was opened."""
     tokens: tuple[int, ...] = ()
     """The first of the request's, by which the cached prefix was found."""
     cached: int = 0
@@ -78,6 +80,11 @@ class MovesIn:
         self._by_rid: dict[str, _Incoming] = {}
         self._tombstones: BoundedSet[MoveKey] = BoundedSet(TOMBSTONES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def reserved(self) -> int:
+        """Reservations with room at the ranks."""
+        return sum(move.at_ranks for move in self._incoming.values())
 
     # ---- reservations ----
 
@@ -244,10 +251,11 @@ class MovesIn:
         if key in self._tombstones or self._table.has_seen(key.destination):
             raise MoveRefused(f"{key} has ended here", Refusal.UNKNOWN)
 
-    @staticmethod
-    def _check_alive(move: _Incoming) -> None:
+    def _check_alive(self, move: _Incoming) -> None:
         if move.ended:
             raise MoveRefused(f"{move.key} has ended here", Refusal.UNKNOWN)
+        if move.at_ranks and move.own is not self._layout():
+            raise MoveRefused(f"{move.key}: this instance's layers have moved meanwhile", Refusal.BROKEN)
 
     def _open(self, key: MoveKey, source: KvLayout, own: KvLayout) -> _Incoming:
         try:
@@ -255,7 +263,7 @@ class MovesIn:
         except ValueError as error:
             raise MoveRefused(f"{key}: {error}", Refusal.INCOMPATIBLE) from None
         parts = [part_of(index, pair, pair.destination) for index, pair in enumerate(pairs)]
-        move = _Incoming(key, wire.encode_rid(key.destination), source, parts)
+        move = _Incoming(key, wire.encode_rid(key.destination), source, parts, own)
         self._incoming[key] = self._by_rid[move.rid] = move
         return move
 

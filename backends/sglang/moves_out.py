@@ -41,6 +41,8 @@ class _Outgoing:
 
     key: MoveKey
     rid: str
+    layout: KvLayout | None
+    """Of this instance when it began: with another one its KV is elsewhere."""
     generation: int = 0
     freezes: bool = False
     """It is frozen, or to be."""
@@ -59,6 +61,11 @@ class MovesOut:
         self._moves: dict[RequestKey, _Outgoing] = {}
         self._lost: BoundedSet[MoveKey] = BoundedSet(LOST_MAX)
 
+    @property
+    def frozen(self) -> int:
+        """Requests that are frozen, or to be."""
+        return sum(move.freezes for move in self._moves.values())
+
     def ended(self, key: RequestKey) -> None:
         """The request has finished, and its move with it."""
         self._moves.pop(key, None)
@@ -72,7 +79,7 @@ class MovesOut:
             raise MoveRefused(f"{key.source} is not here", Refusal.UNKNOWN)
         if key.source in self._moves:
             raise MoveRefused(f"{key.source} moves already", Refusal.BUSY)
-        move = self._moves[key.source] = _Outgoing(key, rid)
+        move = self._moves[key.source] = _Outgoing(key, rid, self._layout())
         try:
             with self._instance.questions.ask() as question:
                 self._send(wire.BeginMove(nonce=question.nonce, rid=rid))
@@ -190,6 +197,8 @@ class MovesOut:
             if key in self._lost and key.source in self._table:
                 raise MoveRefused(f"{key}: the request was preempted", Refusal.PREEMPTED)
             raise MoveRefused(f"{key} is no move of a request here: it ended or never began", Refusal.UNKNOWN)
+        if move.layout is not self._layout():
+            raise MoveRefused(f"{key}: this instance's layers have moved meanwhile", Refusal.BROKEN)
         return move
 
     def _targets(self, key: MoveKey, reserved: Reserved) -> list[wire.PairTarget]:

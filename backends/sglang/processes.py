@@ -1,7 +1,7 @@
-"""Starts, watches and ends the rank processes of one instance. Linux only, as SGLang is.
+"""The rank processes of one instance: watched, and ended. Linux only, as SGLang is.
 
 A rank lies in a process group of its own, so that whatever it starts ends with it; if the worker is killed, the
-kernel kills the rank (see `rank`). Nothing here waits on the event loop.
+kernel kills the rank (see `fork_main`). Nothing here waits on the event loop.
 """
 
 import asyncio
@@ -9,10 +9,8 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LOG_TAIL_BYTES = 4096
@@ -27,28 +25,35 @@ class RankProcess:
     """One rank."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    pid: int
+    pidfd: int
+    """Until it has exited."""
     log_path: Path
     log_start: int
     """Where this run's output begins in the log."""
-    exited: asyncio.Event
-    pidfd: int
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+    exit_code: int | None = None
+    """Negative: the signal that killed it."""
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens to one that has exited."""
+        if not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def note_exit(self, code: int) -> None:
+        """It has exited, and been collected."""
+        os.close(self.pidfd)
+        self.exit_code = code
+        self.exited.set()
 
     def log_tail(self) -> str:
         """The last of what this run wrote."""
-        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
-            size = os.fstat(log.fileno()).st_size
-            log.seek(max(self.log_start, size - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-        return ""
+        return file_tail(self.log_path, self.log_start)
 
     def describe_exit(self) -> str:
         """How it ended, with its last words."""
-        code = self.process.returncode
+        code = self.exit_code
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited ({code})"
         return f"rank {self.rank} (pid {self.pid}) {how}; last of {self.log_path}:\n{self.log_tail()}"
 
@@ -56,44 +61,13 @@ class RankProcess:
 ExitHandler = Callable[[RankProcess], None]
 
 
-def start_rank(
-    rank: int,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log_path: Path,
-    on_exit: ExitHandler,
-) -> RankProcess:
-    """Start a rank by `command`; `on_exit` is called on the running loop as soon as it has ended.
-
-    Must be called on a thread that lives as long as the rank may: the kernel takes that thread's end for the
-    worker's.
-    """
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as log:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            process_group=0,
-        )
-        started = RankProcess(rank, process, log_path, log.tell(), asyncio.Event(), os.pidfd_open(process.pid))
-    _watch(started, on_exit)
-    return started
-
-
-def _watch(rank: RankProcess, on_exit: ExitHandler) -> None:
-    loop = asyncio.get_running_loop()
-
-    def ended() -> None:
-        loop.remove_reader(rank.pidfd)
-        os.close(rank.pidfd)
-        rank.process.wait()
-        rank.exited.set()
-        on_exit(rank)
-
-    loop.add_reader(rank.pidfd, ended)
+def file_tail(path: Path, start: int) -> str:
+    """The last of what was written from `start` on."""
+    with contextlib.suppress(OSError), path.open("rb") as log:
+        size = os.fstat(log.fileno()).st_size
+        log.seek(max(start, size - LOG_TAIL_BYTES))
+        return log.read().decode(errors="replace")
+    return ""
 
 
 async def end_ranks(ranks: Sequence[RankProcess], deadline_s: float) -> None:
@@ -102,10 +76,10 @@ async def end_ranks(ranks: Sequence[RankProcess], deadline_s: float) -> None:
     There is nothing to save: the ranks' state is the requests' KV, and requests go on elsewhere.
     """
     for rank in ranks:
-        rank.process.terminate()
+        rank.send_signal(signal.SIGTERM)
     if not await _all_exited(ranks, deadline_s):
         for rank in ranks:
-            rank.process.kill()
+            rank.send_signal(signal.SIGKILL)
         if not await _all_exited(ranks, KILL_WAIT_S):
             left = [rank.pid for rank in ranks if not rank.exited.is_set()]
             raise TimeoutError(f"ranks don't end though killed: {left}")
@@ -153,27 +127,3 @@ def free_loopback_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-class QuitSignalShield:
-    """A failing rank sends SIGQUIT to its parent, by which SGLang's launcher would end everything. The worker hears
-    of the failure in its own way, and must survive it."""
-
-    _users = 0
-    _previous: signal.Handlers | Callable[..., object] | int | None = None
-
-    @classmethod
-    def hold(cls) -> None:
-        """Ignore SIGQUIT until as many calls of `drop`. Only the main thread may, Python says."""
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("an engine must be started on the main thread: it has to ignore SIGQUIT")
-        if cls._users == 0:
-            cls._previous = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-        cls._users += 1
-
-    @classmethod
-    def drop(cls) -> None:
-        """Restore the handler after the last user."""
-        cls._users -= 1
-        if cls._users == 0:
-            signal.signal(signal.SIGQUIT, cls._previous)

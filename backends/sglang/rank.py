@@ -1,10 +1,10 @@
-"""The main program of a rank process: `python -m meshift.backends.sglang.rank SPEC`, started by the worker.
+"""The main program of a rank process, forked by `fork_main`, which has called `prepare` before.
 
-Everything of SGLang, imports included, happens here, so that the worker's process stays light and responsive.
+Everything of SGLang, imports included, happens there and here, so that the worker's process stays light and responsive.
 """
 
-import ctypes
 import faulthandler
+import functools
 import logging
 import os
 import signal
@@ -15,12 +15,11 @@ from typing import Any
 import msgspec
 
 from meshift.backends.sglang import wire
+from meshift.backends.sglang.plugin.activate import CPU_PLATFORM_VARIABLE
 from meshift.backends.sglang.plugin.context import Outbox, RankContext, install
 from meshift.backends.sglang.rank_spec import RankSpec
 
-_PR_SET_PDEATHSIG = 1
 EXIT_FAILED = 1
-EXIT_ORPHANED = 3
 
 SWITCH_INTERVAL_S = 0.001
 """Of Python's threads. While a request is between two instances, the data thread must not wait for the step thread."""
@@ -42,40 +41,19 @@ class ReadyReporter:
         self._context.outbox.send(wire.RankReady(rank=self._context.rank, **info["meshift"]))
 
 
-def main() -> None:
-    """Run one rank until it is killed. Ends the process by `os._exit`: no thread of SGLang can keep it alive."""
-    spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankSpec)
-    _die_with_worker(spec.worker_pid)
-    faulthandler.enable()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    outbox = Outbox(spec.reports_address)
-    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host, spec.data_bytes_per_s)
-    install(context)
-    try:
-        _serve(spec, context)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        outbox.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_FAILED)
+def prepare() -> None:
+    """Import before the fork, for all ranks at once. Not on a GPU: imports of SGLang's ask CUDA for its devices, and a
+    fork of a process that has done so can't use them."""
+    if os.environ.get(CPU_PLATFORM_VARIABLE) == "1":
+        import_engine()
 
 
-def _die_with_worker(worker_pid: int) -> None:
-    """Let the kernel kill this process when the worker ends, however it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != worker_pid:
-        os._exit(EXIT_ORPHANED)
-
-
-def _serve(spec: RankSpec, context: RankContext) -> None:
-    def announce(phase: str) -> None:
-        context.outbox.send(wire.RankPhase(rank=spec.rank, phase=phase))
-
-    announce("importing sglang")
+@functools.cache
+def import_engine() -> None:
+    """Import SGLang, hook into it, and import its models, which must find the hooks in place."""
+    import sglang.srt.entrypoints.engine
+    import sglang.srt.managers.scheduler
     from sglang.srt.managers.io_struct import hook_custom_types
-    from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.plugins import load_plugins
 
     from meshift.backends.sglang.plugin import hooks
@@ -84,8 +62,29 @@ def _serve(spec: RankSpec, context: RankContext) -> None:
     load_plugins()
     hooks.check_applied()
     hook_custom_types(*wire.COMMANDS)
+    import sglang.srt.models.registry  # noqa: F401
+
+
+def run(spec_path: str) -> None:
+    """Run one rank until it is killed."""
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=RankSpec)
+    faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    outbox = Outbox(spec.reports_address)
+    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host, spec.data_bytes_per_s)
+    install(context)
+    try:
+        _serve(spec, context)
+    finally:
+        outbox.close()
+
+
+def _serve(spec: RankSpec, context: RankContext) -> None:
+    import_engine()
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
     server_args = _resolve(spec)
-    announce("loading weights")
+    context.outbox.send(wire.RankPhase(rank=spec.rank, phase="loading weights"))
     # Returns only when the scheduler has failed; it has logged why.
     run_scheduler_process(
         server_args,
@@ -96,6 +95,7 @@ def _serve(spec: RankSpec, context: RankContext) -> None:
         None,
         ReadyReporter(context),
     )
+    sys.exit(EXIT_FAILED)
 
 
 def _resolve(spec: RankSpec) -> Any:
@@ -126,7 +126,3 @@ def _port_args(spec: RankSpec) -> Any:
         nccl_port=spec.rendezvous_port,
         instance_id=f"meshift{spec.worker_pid}x{spec.rendezvous_port}",
     )
-
-
-if __name__ == "__main__":
-    main()

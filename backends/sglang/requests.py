@@ -169,6 +169,7 @@ class RequestTable:
             step_count=snapshot.step_count,
             usages=self._usages(snapshot),
             prefill_tokens=snapshot.prefill_tokens,
+            batch_full=snapshot.batch_full,
         )
 
     def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:

@@ -26,6 +26,13 @@ class SglangSettings(BaseModel):
     pipeline_stages: int = Field(default=1, ge=1)
     layer_partition: tuple[int, ...] | None = None
     """Layers of each stage; None: as even as possible."""
+    movable_layers: bool | None = None
+    """Whether layers can move between stages while it serves; None: with two stages and more, on a CPU."""
+    layer_copies_bytes: int = Field(default=0, ge=0)
+    """Host memory of each rank for weights of layers that it has had, to get them again without reading the
+    checkpoint."""
+    stage_bytes_max: int | None = Field(default=None, ge=1)
+    """What each rank may take for weights and KV, a bound for plans of other layouts; None: there is none."""
     capacity_tokens: int | None = Field(default=8192, ge=16)
     """KV slots; None: SGLang sizes the pool by the free memory (not on a CPU, where other processes share it)."""
     capacity_tokens_max: int | None = Field(default=None, ge=16)
@@ -63,6 +70,11 @@ class SglangSettings(BaseModel):
     start_timeout_s: float = Field(default=180.0, gt=0.0)
     extra_server_args: dict[str, Any] = Field(default_factory=dict)
     """Further `ServerArgs`, by SGLang's names."""
+
+    @property
+    def layers_move(self) -> bool:
+        """What `movable_layers` comes to, but for the device."""
+        return self.pipeline_stages > 1 if self.movable_layers is None else self.movable_layers
 
     @property
     def rank_count(self) -> int:

@@ -11,6 +11,7 @@ from typing import Final, get_args
 
 import msgspec
 
+from meshift.backends.sglang import wire_layers
 from meshift.backends.sglang import wire_moves as moves
 from meshift.schemas.identity import RequestKey
 
@@ -102,6 +103,7 @@ Command = (
     | Commit
     | moves.SourceCommand
     | moves.DestinationCommand
+    | wire_layers.LayerCommand
 )
 COMMANDS: Final = get_args(Command)
 
@@ -128,6 +130,7 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     obeys_schemas: bool
     """Whether the model's tokenizer lets output be constrained."""
     share: moves.Share
+    movable: wire_layers.LayerFacts = wire_layers.LayerFacts(obstacle="unknown")
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load"):
@@ -146,6 +149,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     submits_seen: int
     """Submits that the ranks have taken out of the stream so far."""
     prefill_tokens: int = 0
+    batch_full: bool = False
 
 
 class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -243,10 +247,10 @@ class KvResized(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     units: KvUnits | None = None
 
 
-Answer = IntegrityReport | KvResized | KvMemory | moves.Answer
+Answer = IntegrityReport | KvResized | KvMemory | moves.Answer | wire_layers.LayerAnswer
 """What a rank says to a question, by its nonce."""
 
-Report = RankPhase | RankReady | LoadSnapshot | StepReport | moves.Applied | Answer
+Report = RankPhase | RankReady | LoadSnapshot | StepReport | moves.Applied | wire_layers.LayersExpired | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(Report)

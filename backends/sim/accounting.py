@@ -1,8 +1,9 @@
 """What the engine reports of its memory, and the check that it is true."""
 
 from meshift.backends.base import ClassUsage, EngineLoad
-from meshift.backends.sim.core import EngineCore, Work
+from meshift.backends.sim.core import EngineCore
 from meshift.backends.sim.lifecycle import RequestState
+from meshift.backends.sim.work import Work
 
 RUNS = frozenset((RequestState.PREFILL, RequestState.JOINING, RequestState.RUNNING))
 """What `running` counts."""
@@ -26,6 +27,11 @@ def snapshot(core: EngineCore) -> EngineLoad:
         usages=usages(core),
         prefill_tokens=core.prefill_tokens,
     )
+
+
+def scheduled(core: EngineCore) -> int:
+    """Tokens whose KV was written here, ever: T_sched."""
+    return core.prefill_tokens + core.batch.decoded + core.completed() * len(core.batch) + core.arrived
 
 
 def usages(core: EngineCore) -> tuple[ClassUsage, ...]:

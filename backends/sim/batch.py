@@ -58,6 +58,8 @@ class DecodeBatch:
         """Requests by the step, modulo the page size, at which they need a new page."""
         self.steps = 0
         """Steps taken, ever."""
+        self.decoded = 0
+        """Tokens that all steps have computed, ever."""
         self.tokens = 0
         """With KV, of all requests."""
         self.next_finish = NEVER
@@ -100,6 +102,7 @@ class DecodeBatch:
     def advance(self, steps: int) -> None:
         """That many steps have ended."""
         self.steps += steps
+        self.decoded += steps * len(self._requests)
         self.tokens += steps * len(self._requests)
 
     def finished(self) -> list[SimRequest]:

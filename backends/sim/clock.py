@@ -43,6 +43,13 @@ class Clock:
             if timer is not None:
                 timer.cancel()
 
+    async def wait_or_lose(self, future: "asyncio.Future[Any]", until_ns: int | None = None) -> Any:
+        """The same for what is no move: raises ConnectionError if the engine ends before."""
+        try:
+            return await self.wait(future, until_ns)
+        except MoveRefused as error:
+            raise ConnectionError(str(error)) from error
+
     async def sleep_until(self, when_ns: int) -> None:
         """Raises MoveRefused if the engine ends before."""
         future = self.future()

@@ -7,33 +7,22 @@ before an outside call of the same instant. So taking many steps at once changes
 
 import asyncio
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
-from typing import Literal
 
 from meshift.backends.base import MoveKey, TokenEvent
 from meshift.backends.sim.batch import NEVER, DecodeBatch, Segment
 from meshift.backends.sim.clock import Clock
 from meshift.backends.sim.emission import Emission
 from meshift.backends.sim.freezes import Freezes
+from meshift.backends.sim.holds import Action, Holds
 from meshift.backends.sim.lifecycle import RequestEvent, RequestState
 from meshift.backends.sim.pages import PagePool
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.pipeline import Timing
 from meshift.backends.sim.prefill import admit
 from meshift.backends.sim.request import SimRequest
 from meshift.backends.sim.table import RequestTable
 from meshift.backends.sim.waiting import WaitingQueue
-
-Emit = Literal["step", "edges"]
-
-
-class Work(Enum):
-    """What the engine does now."""
-
-    NOTHING = auto()
-    PREFILL = auto()
-    DECODE = auto()
-    HALTED = auto()
-    """Does no step any more: hung, crashed or stopped."""
+from meshift.backends.sim.work import Emit, Work
 
 
 class EngineCore:
@@ -54,11 +43,11 @@ class EngineCore:
         self.queue = WaitingQueue(parameters)
         self.batch = DecodeBatch(parameters)
         self.work = Work.NOTHING
+        self.timing = Timing(parameters, None, ())
         self._clock = clock
         self._emission = Emission(deliver)
         self._skip_steps = skip_steps
         self._emit_steps = emit == "step"
-        self._costs = (parameters.step_cost(copying=False), parameters.step_cost(copying=True))
         self._copying = 0
         self._prefill: list[SimRequest] = []
         self._segment = Segment(0, 1, 0, 1)
@@ -67,9 +56,9 @@ class EngineCore:
         self._joins: dict[SimRequest, None] = {}
         self._cancels: list[SimRequest] = []
         self._freezes = Freezes(clock)
+        self._holds = Holds()
         self._prefill_count = 0
-        self.prefill_tokens = 0
-        """Whose KV prefills have computed."""
+        self.arrived = self.prefill_tokens = 0  # tokens whose KV came with a request, or by prefills
 
     # ---- from outside, at any time; each begins with `catch_up`
 
@@ -162,6 +151,7 @@ class EngineCore:
         self.pool.spend(reserved)
         self.pool.give(reserved - request.pages)
         self.requests.add(request)
+        self.arrived += request.computed
         if request.computed:
             request.enter(RequestEvent.ARRIVE)
             self._joins[request] = None
@@ -187,6 +177,12 @@ class EngineCore:
         self._copying += change
         self._poke()
 
+    def at_boundary(self, action: Action) -> None:
+        """Do it when the step on its way ends."""
+        self.catch_up()
+        self._holds.ask(action)
+        self._poke()
+
     def counts(self, request: SimRequest) -> tuple[int, int]:
         """Its tokens with KV, and of its output, now."""
         self.catch_up()
@@ -196,7 +192,7 @@ class EngineCore:
         return self.batch.computed(request, done), self.batch.generated(request, done)
 
     def completed(self) -> int:
-        """Steps of the running segment that have ended."""
+        """Of the running segment's steps, ended."""
         return self._segment.completed(self._clock.now_ns()) if self.work is Work.DECODE else 0
 
     def taken(self) -> int:
@@ -271,7 +267,7 @@ class EngineCore:
         self._end_ns = NEVER
         if self.work is Work.PREFILL:
             self._finish_prefill()
-        else:
+        elif self.work is Work.DECODE:
             self._finish_segment()
         self._next_work()
 
@@ -330,9 +326,13 @@ class EngineCore:
     # ---- what to do next
 
     def _plan(self) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns, held_ns = self._clock.now_ns(), self._holds.apply()
+        if held_ns:
+            self.work = Work.HELD
+            self._schedule(now_ns + held_ns)
+            return
         while True:
-            prefill = admit(self.queue, self.pool, self.parameters, now_ns)
+            prefill = admit(self.queue, self.pool, self.parameters, self.timing, now_ns)
             if prefill is not None:
                 self._prefill = prefill.requests
                 self.work = Work.PREFILL
@@ -341,7 +341,7 @@ class EngineCore:
             if not len(self.batch):
                 return
             while len(self.batch) and self.batch.pages_needed(0, 1) > self.pool.free:
-                self._preempt(self.batch.newest())
+                self.preempt(self.batch.newest())
             if len(self.batch):
                 self._start_segment()
                 return
@@ -353,11 +353,12 @@ class EngineCore:
         if len(self.queue) and self.queue.head_demand <= pool.free:
             # A preemption may have freed more than the step takes: the head can start when it ends.
             steps = 1
-        self._segment = batch.segment(self._clock.now_ns(), self._costs[self._copying > 0], steps)
+        self._segment = batch.segment(self._clock.now_ns(), self.timing.step_cost(self._copying > 0), steps)
         self.work = Work.DECODE
         self._schedule(self._segment.end_ns)
 
-    def _preempt(self, request: SimRequest) -> None:
+    def preempt(self, request: SimRequest) -> None:
+        """At a boundary: it loses its memory and waits again."""
         self._leave_batch(request)
         self.pool.give(request.pages)
         request.pages = 0

@@ -1,4 +1,4 @@
-"""The simulated engine: `MovableEngine` on a timing model."""
+"""The simulated engine: `MovableEngine` and `ReconfigurableEngine` on a timing model."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,27 +15,35 @@ from meshift.backends.base import (
     EngineRequest,
     EngineStartError,
     FrozenRequest,
+    KvMemoryNow,
+    KvResized,
     MoveBegun,
     MoveKey,
     MoveRefused,
     Refusal,
     Reserved,
 )
+from meshift.backends.layouts import LayoutChange, LayoutCommitted, LayoutNow, LayoutProgress, LayoutRefused
 from meshift.backends.sim import accounting
 from meshift.backends.sim.clock import Clock
-from meshift.backends.sim.core import Emit, EngineCore
+from meshift.backends.sim.core import EngineCore
+from meshift.backends.sim.layouts import Layouts
 from meshift.backends.sim.lifecycle import RequestState
 from meshift.backends.sim.moves_in import MovesIn
 from meshift.backends.sim.moves_out import MovesOut
 from meshift.backends.sim.outbox import Outbox
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.pipeline import SimPipeline
 from meshift.backends.sim.request import SimRequest
+from meshift.backends.sim.resizing import Resizing
 from meshift.backends.sim.tokens import Generation, TokenSource
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport.base import Transport, TransportError
 from meshift.schemas.errors import CallerError, ContextTooLong, InvalidRequest, Unavailable, Unsupported
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.instances import ModelInfo
+from meshift.schemas.layouts import CommitMode, LayoutRefusal, split_of
 
 DEFAULT_MODEL = ModelInfo(name="sim", context_tokens_max=16_384, vocabulary_size=32_000, layers=32)
 
@@ -49,6 +57,8 @@ class _Parts:
     outbox: Outbox
     moves_out: MovesOut | None
     moves_in: MovesIn | None
+    resizing: Resizing
+    layouts: Layouts | None
 
 
 class SimEngine:
@@ -57,7 +67,7 @@ class SimEngine:
     `skip_steps` takes equal decode steps at once, which changes no time and no token. `emit="step"` delivers at every
     step (or skipped segment), `"edges"` only a request's first token after a prefill, and the rest with its end, its
     freeze, or `flush`. With a `transport`, which it starts and closes, requests can move; with `verify_moves` they
-    carry a hash of their KV, which the destination compares.
+    carry a hash of their KV, which the destination compares. With a `pipeline` it has stages, whose layers move.
 
     `stop` strings need text, which an engine of token ids hasn't: they are left to the frontend. Penalties and
     `top_p`, `top_k`, `min_p` have no effect on the model's tokens, and log-probabilities are made up."""
@@ -68,6 +78,7 @@ class SimEngine:
         model: ModelInfo = DEFAULT_MODEL,
         *,
         transport: Transport | None = None,
+        pipeline: SimPipeline | None = None,
         skip_steps: bool = False,
         emit: Emit = "step",
         verify_moves: bool = False,
@@ -76,7 +87,10 @@ class SimEngine:
         self.model = model
         if self.parameters.token_low >= model.vocabulary_size:
             raise ValueError(f"token_low {self.parameters.token_low} is beyond {model.vocabulary_size} tokens")
+        if pipeline is not None and pipeline.total != model.layers:
+            raise ValueError(f"{pipeline.total} layers in the pipeline, {model.layers} in the model")
         self._transport = transport
+        self._pipeline = pipeline
         self._skip_steps = skip_steps
         self._emit: Emit = emit
         self._verify_moves = verify_moves
@@ -212,16 +226,65 @@ class SimEngine:
         if self._parts is not None and self._parts.moves_in is not None and not self._down:
             self._parts.moves_in.abort(key)
 
+    # ---- ResizableEngine
+
+    async def resize_kv(self, capacity: int, *, preempt: bool = False) -> KvResized:
+        """At the next step boundary."""
+        return await self._require().resizing.resize(capacity, preempt)
+
+    async def kv_memory(self) -> KvMemoryNow:
+        """All of the capacity counts as resident."""
+        return self._require().resizing.now()
+
+    # ---- ReconfigurableEngine, with a pipeline
+
+    async def layout(self) -> LayoutNow:
+        """What there is, what is under way, what has ended."""
+        return self._layouts().now()
+
+    async def begin_layout(self, change: LayoutChange) -> None:
+        """BEGIN."""
+        self._layouts().begin(change)
+
+    async def load_weights(self, change_id: str) -> None:
+        """In the background."""
+        self._layouts().load(change_id)
+
+    async def start_kv_migration(self, change_id: str, bytes_per_s: float | None) -> None:
+        """In the background."""
+        self._layouts().copy(change_id, bytes_per_s)
+
+    async def layout_progress(self, change_id: str) -> LayoutProgress:
+        """How far it is."""
+        return self._layouts().progress(change_id)
+
+    async def commit_layout(self, change_id: str, commit: CommitMode, timeout_s: float) -> LayoutCommitted:
+        """COMMIT, at the next step boundary."""
+        return await self._layouts().commit(change_id, commit, timeout_s)
+
+    async def abort_layout(self, change_id: str) -> None:
+        """Undo it."""
+        self._layouts().end(change_id)
+
+    def break_layout(self, reason: str) -> None:
+        """A fault: the change that is under way can only be aborted."""
+        self._layouts().break_change(reason)
+
     # ---- inside
 
     def _assemble(self, clock: Clock, listener: EngineListener) -> _Parts:
         outbox = Outbox(clock, listener)
         core = EngineCore(self.parameters, clock, outbox.put, skip_steps=self._skip_steps, emit=self._emit)
-        if self._transport is None:
-            return _Parts(core, clock, outbox, None, None)
-        layout = self._layout()
-        moves_out = MovesOut(core, clock, outbox, self._transport, layout, self._verify_moves)
-        return _Parts(core, clock, outbox, moves_out, MovesIn(core, clock, self._transport, layout))
+        pages_max = self.parameters.pages
+        if self._pipeline is not None and self._pipeline.capacity_max is not None:
+            pages_max = self._pipeline.capacity_max // self.parameters.page_size
+        resizing = Resizing(core, clock, pages_max)
+        kv = self._layout() if self._transport is not None else None
+        layouts = None if self._pipeline is None else Layouts(core, clock, self._pipeline, resizing, kv)
+        if self._transport is None or kv is None:
+            return _Parts(core, clock, outbox, None, None, resizing, layouts)
+        moves_out = MovesOut(core, clock, outbox, self._transport, kv, self._verify_moves)
+        return _Parts(core, clock, outbox, moves_out, MovesIn(core, clock, self._transport, kv), resizing, layouts)
 
     async def _start_transport(self) -> None:
         if self._transport is not None:
@@ -237,21 +300,29 @@ class SimEngine:
             model=self.model,
             capacity=parameters.pages * parameters.page_size,
             page_size=parameters.page_size,
-            capabilities=frozenset([Capability.MOVE_REQUESTS] if self._transport is not None else []),
+            pipeline_stages=1 if self._pipeline is None else len(self._pipeline.layers),
+            capabilities=frozenset(self._capabilities()),
             layout=self._layout() if self._transport is not None else None,
         )
 
+    def _capabilities(self) -> list[Capability]:
+        moves = [Capability.MOVE_REQUESTS] if self._transport is not None else []
+        return moves if self._pipeline is None else [*moves, Capability.CHANGE_LAYOUT]
+
     def _layout(self) -> KvLayout:
-        """One cell a token: the slots of the hash chain."""
+        """One cell a token: the slots of the hash chain, whichever stage holds which layers."""
         source = self._source
         weights = f"{self.model.name}/{source.low}-{source.vocabulary}/{source.eos_token_id}/{source.eos_per_million}"
-        return KvLayout(((0, 1),), ((0, 1),), 1, "uint32", weights)
+        ranges = ((0, 1),) if self._pipeline is None else split_of(self._pipeline.layers)
+        return KvLayout(ranges, ((0, 1),), 1, "uint32", weights)
 
     def _end(self, reason: str) -> None:
         if self._down:
             return
         if self._parts is not None:
             self._parts.core.halt()
+            if self._parts.layouts is not None:
+                self._parts.layouts.stop()
             if self._parts.moves_in is not None:
                 self._parts.moves_in.end()
             self._parts.clock.break_waits(reason)
@@ -274,6 +345,14 @@ class SimEngine:
             raise MoveRefused(self._down or "not started, or without a transport", Refusal.BROKEN)
         return self._parts.moves_in
 
+    def _layouts(self) -> Layouts:
+        parts = self._parts
+        if parts is None or self._down:
+            raise ConnectionError(f"the engine does not run: {self._down or 'not started'}")
+        if parts.layouts is None:
+            raise LayoutRefused("this engine has no pipeline", LayoutRefusal.UNSUPPORTED)
+        return parts.layouts
+
     def _build(self, request: EngineRequest) -> SimRequest:
         """Raises InvalidRequest, ContextTooLong or Unsupported."""
         if request.sampling.json_schema is not None:
@@ -288,7 +367,8 @@ class SimEngine:
             raise InvalidRequest(f"{len(output)} of {sampling.max_new_tokens} tokens are there", param="output")
         total = len(prompt) + sampling.max_new_tokens
         # The last token's KV is never computed.
-        limit = min(self.model.context_tokens_max, self.parameters.pages * self.parameters.page_size + 1)
+        capacity = self._require().core.pool.capacity * self.parameters.page_size
+        limit = min(self.model.context_tokens_max, capacity + 1)
         if total > limit:
             raise ContextTooLong(f"{len(prompt)} + {sampling.max_new_tokens} tokens are more than {limit}")
         return SimRequest(request.key, Generation(self._source, prompt, output, sampling), request.priority)

@@ -27,6 +27,12 @@ class PagePool:
         self.free += count
         assert self.used >= 0, f"{-self.used} pages too many given back"
 
+    def resize(self, capacity: int) -> None:
+        """Another capacity; what is used and reserved stays."""
+        self.free += capacity - self.capacity
+        self.capacity = capacity
+        assert self.free >= 0, f"{-self.free} pages too many given up"
+
     def reserve(self, count: int) -> None:
         """Free to reserved."""
         self.take(count)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from meshift.backends.sim.lifecycle import RequestEvent
 from meshift.backends.sim.pages import PagePool
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.pipeline import Timing
 from meshift.backends.sim.request import SimRequest
 from meshift.backends.sim.waiting import WaitingQueue
 
@@ -17,7 +18,9 @@ class PrefillBatch:
     duration_ns: int
 
 
-def admit(queue: WaitingQueue, pool: PagePool, parameters: SimParameters, now_ns: int) -> PrefillBatch | None:
+def admit(
+    queue: WaitingQueue, pool: PagePool, parameters: SimParameters, timing: Timing, now_ns: int
+) -> PrefillBatch | None:
     """Take from the queue's head what fits into free pages and one batch, with its pages. None if the head doesn't."""
     admitted: list[SimRequest] = []
     tokens = squares = 0
@@ -34,4 +37,4 @@ def admit(queue: WaitingQueue, pool: PagePool, parameters: SimParameters, now_ns
         admitted.append(request)
         tokens += count
         squares += count * count
-    return PrefillBatch(admitted, parameters.prefill_ns(tokens, squares)) if admitted else None
+    return PrefillBatch(admitted, timing.prefill_ns(tokens, squares)) if admitted else None

@@ -83,6 +83,16 @@ class Generation:
         self._hash = crc32(self.tokens[-1:].tobytes(), self._slots[-1])
         self._find_limit()
 
+    def replace(self, slots: "array[int]", output_count: int) -> None:
+        """The KV of the first tokens lies elsewhere from now on, as `slots` (some may be missing, or old). What is
+        wrong with it changes all tokens after the first `output_count` of the output; their number stays."""
+        known = self.prompt + output_count - 1
+        if slots.tobytes() == self.slots(0, known):
+            return
+        del self.tokens[self.prompt + output_count :]
+        self._slots = slots[:known]
+        self._hash = crc32(self.tokens[-1:].tobytes(), self._attend(self._slots))
+
     def output(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens [start, end) of the output."""
         if len(self.tokens) < self.prompt + end:

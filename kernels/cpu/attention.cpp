@@ -15,6 +15,7 @@ extern "C" const AttentionBody attention_avx512;
 namespace {
 
 constexpr int64_t PART_TOKENS = 256;              // of a long sequence, for one thread at a time
+constexpr int64_t PARTS_PER_THREAD = 4;           // at least, or threads wait for the last one
 constexpr int TILE_ROWS = 96;                     // query tokens times heads that share K and V
 constexpr int64_t OPERATIONS_PER_THREAD = 1 << 20;  // below, waking a thread costs more than it brings
 
@@ -38,30 +39,39 @@ float* scratch_of(size_t floats) {
 }
 
 void decode(const AttentionCall& call, const AttentionBody& body, const std::vector<int64_t>& sequences) {
-  const int group = (int)(call.query_heads / call.kv_heads);
-  const int64_t size = result_floats(group, padded_dim((int)call.head_dim));
-  std::vector<DecodePart> parts;
-  std::vector<size_t> firsts;  // of each sequence and head
-  int64_t operations = 0;
+  const int group = (int)(call.query_heads / call.kv_heads), padded = padded_dim((int)call.head_dim);
+  const int64_t size = result_floats(group, padded), heads = call.kv_heads;
+  int64_t operations = 0, spans = 0;
   for (int64_t sequence : sequences) {
-    const int64_t length = call.lengths[sequence];
-    operations += 4 * length * call.query_heads * call.head_dim;
-    for (int64_t head = 0; head < call.kv_heads; ++head) {
-      firsts.push_back(parts.size());
-      for (int64_t first = 0; first < length; first += PART_TOKENS)
-        parts.push_back({sequence, head, first, std::min(first + PART_TOKENS, length)});
-    }
+    operations += 4 * call.lengths[sequence] * call.query_heads * call.head_dim;
+    spans += (call.lengths[sequence] + PART_TOKENS - 1) / PART_TOKENS;
   }
-  firsts.push_back(parts.size());
+  const int threads = threads_for(call, operations, (size_t)(spans * heads));
+  // All heads of a token at once, as they lie in memory; one by one where that leaves threads without work.
+  const int64_t heads_at_once = spans < PARTS_PER_THREAD * threads && threads > 1 ? 1 : heads;
+  std::vector<DecodePart> parts;
+  for (int64_t sequence : sequences)
+    for (int64_t head = 0; head < heads; head += heads_at_once)
+      for (int64_t first = 0; first < call.lengths[sequence]; first += PART_TOKENS)
+        parts.push_back({sequence, head, head + heads_at_once, first, std::min(first + PART_TOKENS, call.lengths[sequence])});
   thread_local std::vector<float> memory;
-  if (memory.size() < parts.size() * size) memory.resize(parts.size() * size);
+  const size_t floats = parts.size() * heads_at_once * size;
+  if (memory.size() < floats) memory.resize(floats);
   float* results = memory.data();
-  const int threads = threads_for(call, operations, parts.size());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-  for (size_t i = 0; i < parts.size(); ++i) body.attend_part[call.element](call, parts[i], results + i * size);
-  for (size_t i = 0; i + 1 < firsts.size(); ++i)
-    if (firsts[i] < firsts[i + 1])
-      body.join_parts[call.element](call, parts[firsts[i]], results + firsts[i] * size, (int)(firsts[i + 1] - firsts[i]));
+  // Large pieces first, so that a thread mostly goes on with what it has prefetched; small ones level out in the end.
+#pragma omp parallel for schedule(guided) num_threads(threads) if (threads > 1)
+  for (size_t i = 0; i < parts.size(); ++i)
+    body.attend_part[call.element](call, parts[i], i + 1 < parts.size() ? &parts[i + 1] : nullptr,
+                                   results + i * heads_at_once * size, scratch_of(call.query_heads * padded));
+  for (size_t i = 0; i < parts.size();) {
+    const DecodePart& part = parts[i];
+    const size_t count = (size_t)((call.lengths[part.sequence] + PART_TOKENS - 1) / PART_TOKENS);
+    for (int64_t head = part.head_first; head < part.head_end; ++head)
+      body.join_parts[call.element](call, part.sequence, head,
+                                    results + (i * heads_at_once + head - part.head_first) * size, (int)count,
+                                    heads_at_once * size);
+    i += count;
+  }
 }
 
 void extend(const AttentionCall& call, const AttentionBody& body, const std::vector<int64_t>& sequences) {

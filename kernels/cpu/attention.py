@@ -53,7 +53,8 @@ def attend(
     if not supports(place, query_heads) or query.dtype != place.dtype or head_dim != place.head_dim:
         raise ValueError(f"query {list(query.shape)} of {query.dtype} doesn't fit {place}")
     for tensor in (query, out):
-        if tensor.stride(2) != 1 or (query_heads > 1 and tensor.stride(1) != head_dim) or tensor.shape != query.shape:
+        _, to_head, to_element = tensor.stride()
+        if to_element != 1 or (to_head != head_dim and query_heads > 1) or tensor.shape != query.shape:
             raise ValueError("a token's heads must be contiguous, in query and out alike")
     if out.dtype != query.dtype:
         raise ValueError(f"out is {out.dtype}, query {query.dtype}")

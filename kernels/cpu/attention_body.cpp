@@ -48,19 +48,61 @@ template <class T> INLINE Vec load_part(const T* from, int count) {
 }
 
 INLINE Vec spread(float x) { return x - (Vec){}; }
+
+// Lanes of two vectors, by numbers that count on from the first to the second.
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef SHUFFLE
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (IntVec){__VA_ARGS__})
+#endif
+#if LANES == 16
+#define PAIR_LOW 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define PAIR_HIGH 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define HALF_LOW 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HALF_HIGH 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#elif LANES == 8
+#define PAIR_LOW 0, 8, 1, 9, 4, 12, 5, 13
+#define PAIR_HIGH 2, 10, 3, 11, 6, 14, 7, 15
+#define HALF_LOW 0, 1, 8, 9, 4, 5, 12, 13
+#define HALF_HIGH 2, 3, 10, 11, 6, 7, 14, 15
+#else
+#define PAIR_LOW 0, 4, 1, 5
+#define PAIR_HIGH 2, 6, 3, 7
+#define HALF_LOW 0, 1, 4, 5
+#define HALF_HIGH 2, 3, 6, 7
+#endif
+
+typedef float Quad __attribute__((vector_size(16)));
+typedef float QuadAnywhere __attribute__((vector_size(16), aligned(4)));
+
+// The quarters (or halves) of a vector, added up.
+INLINE Quad folded(Vec v) {
+  Quad parts[LANES / 4];
+  __builtin_memcpy(parts, &v, sizeof v);
+  Quad sum = parts[0];
+  for (int i = 1; i < LANES / 4; ++i) sum += parts[i];
+  return sum;
+}
+// The sums of four vectors.
+INLINE Quad sums_of(Vec a, Vec b, Vec c, Vec d) {
+  const Vec ab = SHUFFLE(a, b, PAIR_LOW) + SHUFFLE(a, b, PAIR_HIGH);
+  const Vec cd = SHUFFLE(c, d, PAIR_LOW) + SHUFFLE(c, d, PAIR_HIGH);
+  return folded(SHUFFLE(ab, cd, HALF_LOW) + SHUFFLE(ab, cd, HALF_HIGH));
+}
 INLINE float sum_of(Vec v) {
-  float part[LANES];
-  store(part, v);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] += part[i + width];
-  return part[0];
+  const Quad sum = folded(v);
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 INLINE float max_of(Vec v) {
-  float part[LANES];
-  store(part, v);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
-  return part[0];
+  Quad parts[LANES / 4];
+  __builtin_memcpy(parts, &v, sizeof v);
+  Quad high = parts[0];
+  for (int i = 1; i < LANES / 4; ++i) high = parts[i] > high ? parts[i] : high;
+  const float even = high[0] > high[2] ? high[0] : high[2], odd = high[1] > high[3] ? high[1] : high[3];
+  return even > odd ? even : odd;
 }
 
 // exp(x) for x <= 0, relative error about 1e-7; what would be below the smallest normal number is 0.
@@ -112,53 +154,103 @@ void multiply(const float* a, int64_t a_step, const float* b, int64_t b_step, fl
   }
 }
 
-// Addresses of head `head` of tokens [first, first + count), K and V.
-INLINE void find_tokens(const AttentionCall& call, int64_t sequence, int64_t head, int64_t first, int count,
-                        const char** keys, const char** values) {
+// Where tokens [first, first + count) of a sequence are. Slots of one page mostly follow one another.
+INLINE void find_tokens(const AttentionCall& call, int64_t sequence, int64_t first, int count, const char** tokens) {
   const int32_t* slots = call.slots + call.rows[sequence] * call.slots_stride + first;
-  const int64_t at = head * call.kv.head_stride;
+  const KvPlace& kv = call.kv;
+  const char* page = 0;
+  int64_t start = 0;
   for (int t = 0; t < count; ++t) {
-    char* token = slot_address(call.kv, slots[t]) + at;
-    keys[t] = token + call.kv.key_offset;
-    values[t] = token + call.kv.value_offset;
+    const int64_t slot = slots[t];
+    if (!page || slot < start || slot - start >= kv.page_tokens) {
+      start = slot < kv.page_tokens ? 0 : slot / kv.page_tokens * kv.page_tokens;
+      page = slot_address(kv, start);
+    }
+    tokens[t] = page + (slot - start) * kv.token_stride;
   }
 }
 
 // ---- one query token: rows are the query heads of one KV head; the vectors lie along the head's elements
 
+constexpr int LINE_BYTES = 64;
+
+// Has a head's K and V of a token brought near: they come from all over the memory, which no processor foresees.
+INLINE void prefetch(const AttentionCall& call, const char* token, int64_t head, int bytes) {
+  const char* at = token + head * call.kv.head_stride;
+  for (int b = 0; b < bytes; b += LINE_BYTES) __builtin_prefetch(at + call.kv.key_offset + b, 0, 2);
+  for (int b = 0; b < bytes; b += LINE_BYTES) __builtin_prefetch(at + call.kv.value_offset + b, 0, 2);
+}
+
+// Scores of tokens [t, t + 4); the next tile's tokens are prefetched meanwhile.
 template <class T, int GROUP>
-INLINE void score_keys(const float* query, int padded, const char* const* keys, int count, int dim, float* scores) {
+INLINE void score_four(const float* query, int padded, const char* const* keys, int64_t offset, int dim, float* scores) {
+  const T* four[4];
+  for (int i = 0; i < 4; ++i) four[i] = (const T*)(keys[i] + offset);
   const int whole = dim / LANES;
+  Vec sums[GROUP][4] = {};
+  for (int v = 0; v < whole; ++v)
+    for (int i = 0; i < 4; ++i) {
+      const Vec k = load(four[i] + v * LANES);
+      for (int g = 0; g < GROUP; ++g) sums[g][i] += load(query + g * padded + v * LANES) * k;
+    }
+  if (whole * LANES < dim)
+    for (int i = 0; i < 4; ++i) {
+      const Vec k = load_part(four[i] + whole * LANES, dim - whole * LANES);
+      for (int g = 0; g < GROUP; ++g) sums[g][i] += load(query + g * padded + whole * LANES) * k;
+    }
+  for (int g = 0; g < GROUP; ++g)
+    *(QuadAnywhere*)(scores + g * TILE) = sums_of(sums[g][0], sums[g][1], sums[g][2], sums[g][3]);
+}
+
+// WIDTH vectors of the sums of `count` weighted values.
+template <class T, int GROUP, int WIDTH>
+INLINE void add_columns(const float* weights, const char* const* values, int64_t offset, int count, int padded,
+                        float* sums) {
+  Vec acc[GROUP][WIDTH];
+  for (int g = 0; g < GROUP; ++g)
+    for (int w = 0; w < WIDTH; ++w) acc[g][w] = load(sums + g * padded + w * LANES);
   for (int t = 0; t < count; ++t) {
-    const T* key = (const T*)keys[t];
-    if (t + 4 < count)
-      for (int d = 0; d < dim; d += 64 / (int)sizeof(T)) __builtin_prefetch((const T*)keys[t + 4] + d);
-    Vec sums[GROUP] = {};
-    for (int v = 0; v < whole; ++v) {
-      const Vec k = load(key + v * LANES);
-      for (int g = 0; g < GROUP; ++g) sums[g] += load(query + g * padded + v * LANES) * k;
+    const T* value = (const T*)(values[t] + offset);
+    Vec x[WIDTH];
+    for (int w = 0; w < WIDTH; ++w) x[w] = load(value + w * LANES);
+    for (int g = 0; g < GROUP; ++g) {
+      const Vec weight = spread(weights[g * TILE + t]);
+      for (int w = 0; w < WIDTH; ++w) acc[g][w] += weight * x[w];
     }
-    if (whole * LANES < dim) {
-      const Vec k = load_part(key + whole * LANES, dim - whole * LANES);
-      for (int g = 0; g < GROUP; ++g) sums[g] += load(query + g * padded + whole * LANES) * k;
-    }
-    for (int g = 0; g < GROUP; ++g) scores[g * TILE + t] = sum_of(sums[g]);
   }
+  for (int g = 0; g < GROUP; ++g)
+    for (int w = 0; w < WIDTH; ++w) store(sums + g * padded + w * LANES, acc[g][w]);
 }
 
 template <class T, int GROUP>
-INLINE void add_values(const float* weights, const char* const* values, int count, int dim, int padded, float* sums) {
-  const int whole = dim / LANES;
-  for (int v = 0; v * LANES < dim; ++v) {
-    Vec acc[GROUP];
-    for (int g = 0; g < GROUP; ++g) acc[g] = load(sums + g * padded + v * LANES);
-    for (int t = 0; t < count; ++t) {
-      const T* value = (const T*)values[t] + v * LANES;
-      const Vec x = v < whole ? load(value) : load_part(value, dim - v * LANES);
-      for (int g = 0; g < GROUP; ++g) acc[g] += weights[g * TILE + t] * x;
-    }
-    for (int g = 0; g < GROUP; ++g) store(sums + g * padded + v * LANES, acc[g]);
+INLINE void add_values(const float* weights, const char* const* values, int64_t offset, int count, int dim, int padded,
+                       float* sums) {
+  int d = 0;
+  for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
+    add_columns<T, GROUP, WIDE>(weights, values, offset + d * (int)sizeof(T), count, padded, sums + d);
+  for (; d + LANES <= dim; d += LANES)
+    add_columns<T, GROUP, 1>(weights, values, offset + d * (int)sizeof(T), count, padded, sums + d);
+  if (d == dim) return;
+  Vec acc[GROUP];
+  for (int g = 0; g < GROUP; ++g) acc[g] = load(sums + g * padded + d);
+  for (int t = 0; t < count; ++t) {
+    const Vec x = load_part((const T*)(values[t] + offset) + d, dim - d);
+    for (int g = 0; g < GROUP; ++g) acc[g] += weights[g * TILE + t] * x;
   }
+  for (int g = 0; g < GROUP; ++g) store(sums + g * padded + d, acc[g]);
+}
+
+struct Tile {
+  const char* tokens[TILE + 3];  // the last one again behind them, for whoever takes four at once
+  int count;
+  const char* next[TILE];        // those that come after them
+  int next_count;
+};
+
+INLINE void take_tile(const AttentionCall& call, const DecodePart& part, int64_t first, Tile* tile) {
+  tile->count = (int)(part.end - first < TILE ? part.end - first : TILE);
+  find_tokens(call, part.sequence, first, tile->count, tile->tokens);
+  for (int t = tile->count; t < tile->count + 3; ++t) tile->tokens[t] = tile->tokens[tile->count - 1];
 }
 
 // Turns a row of `count` scores (of TILE, the rest ignored) into weights against the running maximum.
@@ -184,19 +276,20 @@ INLINE void soften(float* row, int count, int padded, float* sums, float* top, f
     for (int d = 0; d < padded; d += LANES) store(sums + d, load(sums + d) * kept);
 }
 
+// Up to four query heads of one KV head, over one tile.
 template <class T, int GROUP>
-void attend_group(const AttentionCall& call, const DecodePart& part, const float* query, float* sums, float* tops,
+void attend_group(const AttentionCall& call, const Tile& tile, int64_t head, const float* query, float* sums, float* tops,
                   float* totals) {
   const int dim = (int)call.head_dim, padded = padded_dim(dim);
+  const int64_t key = call.kv.key_offset + head * call.kv.head_stride;
+  const int64_t value = call.kv.value_offset + head * call.kv.head_stride;
   alignas(64) float scores[GROUP * TILE];
-  const char *keys[TILE], *values[TILE];
-  for (int64_t t0 = part.first; t0 < part.end; t0 += TILE) {
-    const int count = (int)(part.end - t0 < TILE ? part.end - t0 : TILE);
-    find_tokens(call, part.sequence, part.kv_head, t0, count, keys, values);
-    score_keys<T, GROUP>(query, padded, keys, count, dim, scores);
-    for (int g = 0; g < GROUP; ++g) soften(scores + g * TILE, count, padded, sums + g * padded, tops + g, totals + g);
-    add_values<T, GROUP>(scores, values, count, dim, padded, sums);
+  for (int t = 0; t < tile.count; t += 4) {
+    for (int i = t; i < t + 4 && i < tile.next_count; ++i) prefetch(call, tile.next[i], head, dim * (int)sizeof(T));
+    score_four<T, GROUP>(query, padded, tile.tokens + t, key, dim, scores + t);
   }
+  for (int g = 0; g < GROUP; ++g) soften(scores + g * TILE, tile.count, padded, sums + g * padded, tops + g, totals + g);
+  add_values<T, GROUP>(scores, tile.tokens, value, tile.count, dim, padded, sums);
 }
 
 template <class T>
@@ -212,35 +305,55 @@ void give_out(const AttentionCall& call, int64_t token, int64_t head, const floa
   for (int d = 0; d < call.head_dim; ++d) narrow(sums[d] * factor, to + d);
 }
 
-template <class T> void attend_part(const AttentionCall& call, const DecodePart& part, float* results) {
+template <class T>
+void attend_head(const AttentionCall& call, const Tile& tile, int64_t head, const float* query, float* result) {
   const int group = (int)(call.query_heads / call.kv_heads), padded = padded_dim((int)call.head_dim);
-  const int64_t token = call.query_starts[part.sequence];
-  float* sums = results;
-  float* tops = results + group * padded;
+  float* tops = result + group * padded;
   float* totals = tops + group;
-  for (int i = 0; i < group * padded; ++i) sums[i] = 0.0f;
-  alignas(64) float query[4 * DIM_MAX];
-  for (int g = 0; g < group;) {
-    const int size = group - g >= 4 ? 4 : group - g;
-    for (int i = 0; i < size; ++i) {
-      tops[g + i] = MINUS_INFINITY;
-      totals[g + i] = 0.0f;
-      take_query<T>(call, token, part.kv_head * group + g + i, padded, query + i * padded);
+  for (int g = 0; g < group; g += 4) {
+    const float* rows = query + (head * group + g) * padded;
+    float* sums = result + g * padded;
+    switch (group - g) {
+      case 1: attend_group<T, 1>(call, tile, head, rows, sums, tops + g, totals + g); break;
+      case 2: attend_group<T, 2>(call, tile, head, rows, sums, tops + g, totals + g); break;
+      case 3: attend_group<T, 3>(call, tile, head, rows, sums, tops + g, totals + g); break;
+      default: attend_group<T, 4>(call, tile, head, rows, sums, tops + g, totals + g);
     }
-    switch (size) {
-      case 1: attend_group<T, 1>(call, part, query, sums + g * padded, tops + g, totals + g); break;
-      case 2: attend_group<T, 2>(call, part, query, sums + g * padded, tops + g, totals + g); break;
-      case 3: attend_group<T, 3>(call, part, query, sums + g * padded, tops + g, totals + g); break;
-      default: attend_group<T, 4>(call, part, query, sums + g * padded, tops + g, totals + g);
-    }
-    g += size;
   }
 }
 
-// Joins the parts of one query token and KV head, in their order.
-template <class T> void join_parts(const AttentionCall& call, const DecodePart& part, const float* results, int parts) {
+// All heads of a tile in turn, since a token's K and V lie side by side. `query`: room for [query_heads, padded].
+template <class T>
+void attend_part(const AttentionCall& call, const DecodePart& part, const DecodePart* next, float* results, float* query) {
   const int group = (int)(call.query_heads / call.kv_heads), padded = padded_dim((int)call.head_dim);
-  const int64_t size = result_floats(group, padded), token = call.query_starts[part.sequence];
+  const int64_t size = result_floats(group, padded);
+  for (int64_t head = part.head_first; head < part.head_end; ++head) {
+    float* result = results + (head - part.head_first) * size;
+    for (int i = 0; i < group * padded; ++i) result[i] = 0.0f;
+    for (int g = 0; g < group; ++g) {
+      result[group * padded + g] = MINUS_INFINITY;
+      result[group * padded + group + g] = 0.0f;
+      const int64_t row = head * group + g;
+      take_query<T>(call, call.query_starts[part.sequence], row, padded, query + row * padded);
+    }
+  }
+  Tile tile;
+  for (int64_t t0 = part.first; t0 < part.end; t0 += TILE) {
+    take_tile(call, part, t0, &tile);
+    const DecodePart* after = t0 + TILE < part.end ? &part : next;
+    const int64_t first = after == &part ? t0 + TILE : after ? after->first : 0;
+    tile.next_count = after ? (int)(after->end - first < TILE ? after->end - first : TILE) : 0;
+    if (after) find_tokens(call, after->sequence, first, tile.next_count, tile.next);
+    for (int64_t head = part.head_first; head < part.head_end; ++head)
+      attend_head<T>(call, tile, head, query, results + (head - part.head_first) * size);
+  }
+}
+
+// Joins the parts of one query token and KV head, in their order; they lie `size` floats apart.
+template <class T>
+void join_parts(const AttentionCall& call, int64_t sequence, int64_t head, const float* results, int parts, int64_t size) {
+  const int group = (int)(call.query_heads / call.kv_heads), padded = padded_dim((int)call.head_dim);
+  const int64_t token = call.query_starts[sequence];
   alignas(64) float sums[DIM_MAX];
   for (int g = 0; g < group; ++g) {
     float top = MINUS_INFINITY, total = 0.0f;
@@ -255,7 +368,7 @@ template <class T> void join_parts(const AttentionCall& call, const DecodePart& 
       total += its[group * padded + group + g] * factor;
       for (int d = 0; d < padded; d += LANES) store(sums + d, load(sums + d) + load(its + g * padded + d) * factor);
     }
-    give_out<T>(call, token, part.kv_head * group + g, sums, total);
+    give_out<T>(call, token, head * group + g, sums, total);
   }
 }
 
@@ -263,15 +376,15 @@ template <class T> void join_parts(const AttentionCall& call, const DecodePart& 
 
 // keys_t[dim][TILE] and values[TILE][padded] of up to TILE tokens; the rest is 0.
 template <class T>
-void pack_tile(const char* const* keys, const char* const* values, int count, int dim, int padded, float* keys_t,
-               float* packed) {
+void pack_tile(const char* const* tokens, int64_t key_offset, int64_t value_offset, int count, int dim, int padded,
+               float* keys_t, float* packed) {
   const int whole = dim / LANES;
   for (int t0 = 0; t0 < TILE; t0 += LANES) {
     float block[LANES * LANES];
     for (int v = 0; v * LANES < dim; ++v) {
       const int width = v < whole ? LANES : dim - v * LANES;
       for (int t = 0; t < LANES; ++t) {
-        const T* key = t0 + t < count ? (const T*)keys[t0 + t] + v * LANES : 0;
+        const T* key = t0 + t < count ? (const T*)(tokens[t0 + t] + key_offset) + v * LANES : 0;
         store(block + t * LANES, !key ? (Vec){} : width == LANES ? load(key) : load_part(key, width));
       }
       for (int d = 0; d < width; ++d) {
@@ -281,7 +394,7 @@ void pack_tile(const char* const* keys, const char* const* values, int count, in
     }
   }
   for (int t = 0; t < count; ++t) {
-    const T* value = (const T*)values[t];
+    const T* value = (const T*)(tokens[t] + value_offset);
     for (int v = 0; v < whole; ++v) store(packed + t * padded + v * LANES, load(value + v * LANES));
     if (whole * LANES < dim)
       store(packed + t * padded + whole * LANES, load_part(value + whole * LANES, dim - whole * LANES));
@@ -307,11 +420,12 @@ template <class T> void attend_tile(const AttentionCall& call, const ExtendTile&
     totals[r] = 0.0f;
   }
   const int64_t end = before + work.first + work.tokens;
-  const char *keys[TILE], *values[TILE];
+  const int64_t at = work.kv_head * call.kv.head_stride;
+  const char* tokens[TILE];
   for (int64_t t0 = 0; t0 < end; t0 += TILE) {
     const int count = (int)(end - t0 < TILE ? end - t0 : TILE);
-    find_tokens(call, work.sequence, work.kv_head, t0, count, keys, values);
-    pack_tile<T>(keys, values, count, dim, padded, keys_t, packed);
+    find_tokens(call, work.sequence, t0, count, tokens);
+    pack_tile<T>(tokens, at + call.kv.key_offset, at + call.kv.value_offset, count, dim, padded, keys_t, packed);
     multiply(query, padded, keys_t, TILE, scores, TILE, full_rows, TILE, dim, false);
     for (int r = 0; r < full_rows; ++r) {
       const int64_t seen = r < rows ? before + work.first + r / group + 1 - t0 : 0;

@@ -40,24 +40,28 @@ def store_tokens(place: KvPlace, slots: torch.Tensor, key: torch.Tensor, value: 
     """Write K and V of new tokens, each [tokens, heads, head_dim], into one layer's slots (int64).
 
     For the engine's step: shapes and types are checked, the slots aren't. Raises ValueError."""
-    shape = (len(slots), place.heads, place.head_dim)
+    heads, head_dim, dtype = place.heads, place.head_dim, place.dtype
+    tokens = slots.numel()
+    shape = (tokens, heads, head_dim)
     if slots.dtype != torch.int64 or not slots.is_contiguous():
         raise ValueError(f"slots must be contiguous int64, not {slots.dtype}")
+    strides = []
     for tensor in (key, value):
-        inner_dense = tensor.stride(2) == 1 and (place.heads == 1 or tensor.stride(1) == place.head_dim)
-        if tuple(tensor.shape) != shape or tensor.dtype != place.dtype or not inner_dense:
-            raise ValueError(f"{list(tensor.shape)} of {tensor.dtype} doesn't fit {list(shape)} of {place.dtype}")
-    size = key.element_size()
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise ValueError(f"{list(tensor.shape)} of {tensor.dtype} doesn't fit {list(shape)} of {dtype}")
+        to_token, to_head, to_element = tensor.stride()
+        if to_element != 1 or (to_head != head_dim and heads > 1):
+            raise ValueError(f"strides {tensor.stride()} don't fit: a token's heads must be contiguous")
+        strides.append(to_token * dtype.itemsize)
     call = StoreStruct(
         place_struct(place),
         slots.data_ptr(),
-        len(slots),
-        place.heads,
-        place.head_dim * size,
+        tokens,
+        heads,
+        head_dim * dtype.itemsize,
         key.data_ptr(),
         value.data_ptr(),
-        key.stride(0) * size,
-        value.stride(0) * size,
+        *strides,
     )
     load().meshift_store(ctypes.byref(call))
 

@@ -26,6 +26,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     "kv": Benchmark("meshift.benchmarks.kv", "KV memory: utilisation by stacking, compaction, memory given back"),
     "attention": Benchmark("meshift.benchmarks.attention", "attention on a CPU at long contexts: SGLang's and ours"),
     "overhead": Benchmark("meshift.benchmarks.overhead", "the mesh with one worker against a bare SGLang server"),
+    "rebalance": Benchmark(
+        "meshift.benchmarks.rebalance", "a skewed burst on two workers, with moves and without, by turns"
+    ),
+    "fidelity": Benchmark("meshift.benchmarks.fidelity", "how well a fitted simulator predicts a real run here"),
+    "reconfigure": Benchmark("meshift.benchmarks.reconfigure", "layers moved between stages under load, in all modes"),
     "move": Benchmark("meshift.benchmarks.move", "a request moved between two workers: live, blocking, recomputed"),
 }
 """By name. A new benchmark adds itself here, and nowhere else."""

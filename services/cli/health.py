@@ -53,7 +53,17 @@ def check_frontend() -> str:
 
 def check_scheduler() -> str:
     """A ping over the bus."""
-    answer = ask_bus(setting("nats", "nats://127.0.0.1:4222"), PING_SUBJECT.format(name="scheduler"), b"")
+    return check_by_ping("scheduler")
+
+
+def check_coordinator() -> str:
+    """The same."""
+    return check_by_ping("coordinator")
+
+
+def check_by_ping(service: str) -> str:
+    """That a service of that kind answers as a NATS micro service."""
+    answer = ask_bus(setting("nats", "nats://127.0.0.1:4222"), PING_SUBJECT.format(name=service), b"")
     return f"{answer['name']} {answer['id']} answers"
 
 
@@ -69,6 +79,7 @@ def check_worker() -> str:
 CHECKS: dict[str, Callable[[], str]] = {
     "frontend": check_frontend,
     "scheduler": check_scheduler,
+    "coordinator": check_coordinator,
     "worker": check_worker,
 }
 

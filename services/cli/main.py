@@ -28,16 +28,20 @@ COMMANDS: dict[str, Command] = {
     "drain": Command("drain", "move an instance's requests away and let it leave"),
     "restart-workers": Command("restart_workers", "drain and restart the workers, one by one"),
     "memory": Command("memory", "show an instance's KV memory, or change its size"),
+    "reconfigure": Command("reconfigure", "give an instance's stages other layers while it serves"),
     "policy": Command("policy", "show the scheduler's policy, or change it while it runs"),
     "decisions": Command("decisions", "show what the scheduler decided lately, and why"),
     "explain": Command("explain", "why a request went where it went"),
     "health": Command("health", "whether a service here lives; for health checks of containers"),
     "model": Command("model", "prepare the small chat model, list local models"),
+    "calibrate": Command("calibrate", "measure an instance, for headroom and simulation"),
     "simulate": Command("simulate", "what a policy would make of a workload, in virtual time"),
     "bench": Command("bench", "run a benchmark"),
     "worker": Command("service", "run one instance (started by `up`)"),
     "scheduler": Command("service", "run a scheduler (started by `up`)"),
+    "coordinator": Command("service", "run a coordinator (started by `up`)"),
     "frontend": Command("service", "run a frontend with its REST API (started by `up`)"),
+    "launcher": Command("service", "start and drain workers of a compose project by load"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`meshift worker`, `meshift scheduler`, `meshift frontend`: one service, alone."""
+"""One service, alone: `meshift worker`, `scheduler`, `coordinator`, `frontend` and `launcher`."""
 
 import asyncio
 import importlib
@@ -9,7 +9,9 @@ from meshift.services.cli.settings import parse_settings
 SETTINGS_CLASSES = {
     "worker": "WorkerSettings",
     "scheduler": "SchedulerSettings",
+    "coordinator": "CoordinatorSettings",
     "frontend": "FrontendSettings",
+    "launcher": "LauncherSettings",
 }
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
+from meshift.services.calibration.file import CalibrationFileError, load_calibration
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.settings import parse_settings
 from meshift.services.scheduler.policy.settings import PolicyName
@@ -23,6 +24,9 @@ class SimulateSettings(Workload, Cluster):
     """Serve a workload on a simulated cluster and say what its clients would see. Of several policies each serves the
     same requests."""
 
+    calibration: Path | None = Field(
+        None, description="file of `meshift calibrate`: engine and priority classes, where no flag says otherwise"
+    )
     policy: tuple[PolicyName, ...] = Field(("meshift",), min_length=1, description="policies to try, one after another")
     json_path: Path | None = Field(None, alias="json", description="write all figures here")
     plot: Path | None = Field(None, description="draw the distribution of the prefill latency here, as SVG")
@@ -33,10 +37,11 @@ def main(name: str, arguments: list[str]) -> int:
     """Run it and print the table."""
     settings = parse_settings(SimulateSettings, f"meshift {name}", arguments)
     try:
+        settings = calibrated(settings)
         arrivals = settings.arrivals(settings.tokens_max)
         for policy in settings.policy:
             settings.options(policy, settings.seed)
-    except (ScenarioError, TraceError, OSError) as error:
+    except (ScenarioError, TraceError, CalibrationFileError, OSError) as error:
         raise CommandError(str(error), EXIT_ERROR) from error
     left_out = settings.requests - len(arrivals)
     print(f"{len(arrivals)} requests of {settings.trace} on {settings.instances} instances, seed {settings.seed}")
@@ -47,6 +52,17 @@ def main(name: str, arguments: list[str]) -> int:
     print_measures(measures)
     _write(settings, results, measures)
     return 0
+
+
+def calibrated(settings: SimulateSettings) -> SimulateSettings:
+    """The engine and the classes that were measured; single figures that were given by flag stay. Raises
+    CalibrationFileError."""
+    if settings.calibration is None:
+        return settings
+    measured = load_calibration(settings.calibration)
+    given = {name: getattr(settings.engine, name) for name in settings.engine.model_fields_set}
+    usage = settings.usage if "usage" in settings.model_fields_set else measured.virtual_usage
+    return settings.model_copy(update={"engine": measured.parameters.model_copy(update=given), "usage": usage})
 
 
 def _run(settings: SimulateSettings, policy: PolicyName, arrivals: list[Arrival]) -> ServingResult:

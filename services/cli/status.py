@@ -15,7 +15,19 @@ from meshift.services.cli.tables import table
 
 ANSWER_TIMEOUT_S = 2.0
 
-COLUMNS = ("INSTANCE", "INCARNATION", "STATE", "MODEL", "RUN", "WAIT", "USED/CAPACITY", "FREE", "ENGINE", "PIDS")
+COLUMNS = (
+    "INSTANCE",
+    "INCARNATION",
+    "STATE",
+    "MODEL",
+    "RUN",
+    "WAIT",
+    "USED/CAPACITY",
+    "FREE",
+    "LAYERS",
+    "ENGINE",
+    "PIDS",
+)
 RIGHT_ALIGNED = frozenset({"RUN", "WAIT", "USED/CAPACITY", "FREE"})
 
 
@@ -80,6 +92,16 @@ async def row_of(bus: Bus, report: LoadReport) -> list[str]:
         str(report.waiting),
         f"{report.used}/{report.capacity}",
         str(report.free),
+        layers_text(report),
         engine,
         pids,
     ]
+
+
+def layers_text(report: LoadReport) -> str:
+    """Layers of each stage, how often that has changed, and whether it changes just now."""
+    if not report.layers:
+        return "-"
+    layers = "/".join(map(str, report.layers))
+    epoch = f" @{report.layout_epoch}" if report.layout_epoch else ""
+    return f"{layers}{epoch}{' changing' if report.layout_change else ''}"

@@ -18,6 +18,7 @@ import httpx
 from pydantic import BaseModel, Field
 
 from meshift.schemas.errors import MeshError
+from meshift.services.calibration.file import CalibrationFileError, load_calibration
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.model import SMALL_MODEL, resolve_model
 from meshift.services.cli.paths import state_folder
@@ -37,7 +38,7 @@ SERVING_TIMEOUT_S = 30.0
 
 
 class UpSettings(BaseModel):
-    """Start NATS (unless there is one), a scheduler, a frontend and workers; Ctrl-C ends them all.
+    """Start NATS (unless there is one), a scheduler, a coordinator, a frontend and workers; Ctrl-C ends them all.
 
     The services take further settings from the environment, for example MESHIFT_CAPACITY_TOKENS
     (see `meshift worker --help`)."""
@@ -54,18 +55,22 @@ class UpSettings(BaseModel):
     state_dir: Path | None = Field(None, description="where its state goes; without it, `.meshift`")
     layers_per_group: int | None = Field(None, ge=1, description="see `meshift worker --help`")
     attention_backend: str | None = Field(None, description="see `meshift worker --help`")
+    calibration: Path | None = Field(None, description="file of `meshift calibrate`, for the workers")
     drain_deadline_s: float = Field(30.0, ge=0, description="at the end, time for running requests")
     autoscale: bool = Field(False, description="start and drain instances by load; `meshift policy` has its settings")
     workers_min: int = Field(1, ge=1, le=64, description="with --autoscale, never fewer")
     workers_max: int = Field(4, ge=1, le=64, description="with --autoscale, never more, starting ones included")
     autoscale_dry_run: bool = Field(False, description="with --autoscale, only say what would be done")
-    metrics: bool = Field(False, description="scheduler and workers show metrics too, at free ports that it names")
+    metrics: bool = Field(
+        False, description="scheduler, coordinator and workers show metrics too, at free ports that it names"
+    )
 
 
 def main(name: str, arguments: list[str]) -> int:
     """Run a mesh until Ctrl-C; returns the exit status."""
     settings = parse_settings(UpSettings, f"meshift {name}", arguments)
     check_bounds(settings)
+    check_calibration(settings)
     folder = (settings.state_dir or state_folder()).absolute()
     with only_mesh_here(folder):
         without_keys = no_keys_needed(settings.host)
@@ -81,6 +86,15 @@ def check_bounds(settings: UpSettings) -> None:
             f"--workers {settings.workers} is not between --workers-min {settings.workers_min}"
             f" and --workers-max {settings.workers_max}"
         )
+
+
+def check_calibration(settings: UpSettings) -> None:
+    """Raises `CommandError` for a file that workers could not take."""
+    try:
+        if settings.calibration is not None:
+            load_calibration(settings.calibration)
+    except CalibrationFileError as error:
+        raise CommandError(f"--calibration: {error}") from error
 
 
 def scaling_settings(settings: UpSettings) -> dict[str, bool | int]:
@@ -130,7 +144,7 @@ def free_port(host: str, port: int) -> int:
 def free_metrics_ports(workers: int) -> dict[str, int]:
     """A free port for each service that has no HTTP of its own, held together while they are looked for."""
     with contextlib.ExitStack() as stack:
-        names = ("scheduler", *(f"worker-{number}" for number in range(1, workers + 1)))
+        names = ("scheduler", "coordinator", *(f"worker-{number}" for number in range(1, workers + 1)))
         probes = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
         return {name: int(probe.getsockname()[1]) for name, probe in probes.items()}
 
@@ -221,6 +235,7 @@ class Up:
         optional = {
             "layers_per_group": settings.layers_per_group,
             "attention_backend": settings.attention_backend,
+            "calibration": None if settings.calibration is None else str(settings.calibration.absolute()),
         }
         chosen = {name: value for name, value in optional.items() if value is not None}
         return MeshPlan(

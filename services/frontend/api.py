@@ -8,6 +8,7 @@ from meshift.schemas.admin import DrainBody, InstanceList, MoveBody, MoveList, R
 from meshift.schemas.instances import DrainReply, LoadReport, ModelInfo
 from meshift.schemas.memory import MemoryBody, MemoryReply
 from meshift.schemas.moves import MoveReport
+from meshift.schemas.reconfiguring import ReconfigurationsReply, ReconfigureBody, ReconfigureReport
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 from meshift.schemas.steering import Changes, DecisionsReply, DecisionsRequest, PolicyReply, RequestExplanation
 
@@ -91,8 +92,27 @@ class Operators(Protocol):
         with."""
 
 
+class Reconfiguring(Protocol):
+    """Changes of the layouts of running instances, by the coordinator. All raise Unavailable if there is none, and
+    PeerTimeout."""
+
+    async def reconfigure(self, instance_id: str, body: ReconfigureBody) -> ReconfigureReport:
+        """Returns when it has begun, is planned (`body.dry_run`) or, with `body.wait`, has ended. Raises NotFound,
+        InvalidRequest (`layers`), Unsupported, LayoutDeclined if it doesn't begin."""
+
+    async def cancel(self, instance_id: str) -> ReconfigureReport:
+        """Undo the one that is under way. Returns at once. Raises NotFound if there is none."""
+
+    async def reconfigurations(self, instance_id: str | None = None) -> ReconfigurationsReply:
+        """Those that are under way, and the newest that ended."""
+
+
 class Frontend(Protocol):
     """The core."""
+
+    @property
+    def reconfiguring(self) -> Reconfiguring:
+        """Changes of layouts."""
 
     @property
     def steering(self) -> Steering:

@@ -31,6 +31,7 @@ from meshift.services.frontend.dispatch import Dispatcher
 from meshift.services.frontend.handle import StreamHandle
 from meshift.services.frontend.operators import Operators
 from meshift.services.frontend.placement import Placement
+from meshift.services.frontend.reconfiguring import Reconfiguring
 from meshift.services.frontend.steering import Steering
 from meshift.services.frontend.streams import Stream, StreamEvent, StreamState, Verdict
 from meshift.services.instances import InstanceView
@@ -78,6 +79,7 @@ class FrontendCore:
         self._answers = Answers(bus, ref)
         self._asks = Asks(bus, self, self._view, options, self.counters)
         self._operators = Operators(bus, ref, self._view, self._streams, options)
+        self.reconfiguring = Reconfiguring(bus, options)
         self.steering = Steering(bus, self._view, self._streams, options.ask_timeout_s)
         self._placement = Placement(bus, ref, self._dispatcher, self._answers, options)
         self._probed: set[Owner] = set()

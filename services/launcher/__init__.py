@@ -1,4 +1,4 @@
-"""Starts and stops the processes of a mesh: a `Launcher` interface, and one that uses this machine's processes."""
+"""Starts and stops the processes of a mesh: a `Launcher` interface, by this machine's processes or docker compose."""
 
 from meshift.services.launcher.base import (
     ChildEvent,

@@ -20,7 +20,7 @@ class LaunchSpec:
     """A service with its settings; the launcher knows how to run it where it is."""
 
     service: str
-    """`worker`, `scheduler` or `frontend`: the subcommand of `meshift`."""
+    """`worker`, `scheduler`, `coordinator` or `frontend`: the subcommand of `meshift`."""
     settings: Settings = field(default_factory=dict)
 
 
@@ -51,12 +51,15 @@ EventHandler = Callable[[ChildEvent], None]
 class Launcher(Protocol):
     """Runs services under names of their own, and runs them again when they die."""
 
-    async def launch(self, instance_id: str, spec: LaunchSpec) -> None:
-        """Start it; returns when its process exists. Raises `LauncherError` if the name is taken by one that still
-        runs, or if the process can't be made."""
+    async def launch(self, instance_id: str, spec: LaunchSpec) -> str:
+        """Start it; returns when its process exists, with the name that it has: another one where names can't be
+        chosen. Raises `LauncherError` if the name is taken by one that still runs, or if the process can't be made."""
 
     async def wait_ready(self, instance_id: str) -> None:
         """Return when it has said that it is ready. Raises `LauncherError`, with the end of its log, if it fails."""
+
+    async def retire(self, instance_id: str) -> None:
+        """It is about to drain and leave by itself: it isn't to be started again then. Raises `LauncherError`."""
 
     async def stop(self, instance_id: str, deadline_s: float) -> None:
         """Ask it to drain and end, by force after `deadline_s`; returns when it is gone. Idempotent."""

@@ -42,7 +42,7 @@ class LocalLauncher:
         self._command_of = command_of
         self._children: dict[str, Child] = {}
 
-    async def launch(self, instance_id: str, spec: LaunchSpec) -> None:
+    async def launch(self, instance_id: str, spec: LaunchSpec) -> str:
         """See `Launcher`."""
         known = self._children.get(instance_id)
         if known is not None and known.status().state not in ENDED:
@@ -51,10 +51,15 @@ class LocalLauncher:
         child = Child(instance_id, self._command_of(spec), log, self._on_event, self._policy)
         self._children[instance_id] = child
         await child.start()
+        return instance_id
 
     async def wait_ready(self, instance_id: str) -> None:
         """See `Launcher`."""
         await self._child(instance_id).wait_ready()
+
+    async def retire(self, instance_id: str) -> None:
+        """See `Launcher`. Who ends well isn't started again anyway."""
+        self._child(instance_id)
 
     async def stop(self, instance_id: str, deadline_s: float) -> None:
         """See `Launcher`."""

@@ -1,4 +1,4 @@
-"""A whole mesh as processes of this machine: NATS, one scheduler, one frontend, workers."""
+"""A whole mesh as processes of this machine: NATS, one scheduler, one coordinator, one frontend, workers."""
 
 import asyncio
 import math
@@ -14,6 +14,7 @@ from meshift.services.launcher.local import LocalLauncher
 from meshift.services.launcher.restart import Ended, Restart, RestartPolicy, decide_restart
 
 SCHEDULER = "scheduler"
+COORDINATOR = "coordinator"
 FRONTEND = "frontend"
 
 WAITING_SAID_EVERY_S = 5.0
@@ -86,6 +87,7 @@ class MeshPlan:
         bus: Settings = {"nats": self.nats_url}
         specs = {
             SCHEDULER: LaunchSpec("scheduler", {**bus, **self.scheduler_settings, **self._metrics(SCHEDULER)}),
+            COORDINATOR: LaunchSpec("coordinator", {**bus, **self._metrics(COORDINATOR)}),
             FRONTEND: LaunchSpec("frontend", {**bus, **self._frontend_settings()}),
         }
         return specs | {instance_id: self.worker_spec(instance_id) for instance_id in self.worker_ids}
@@ -171,8 +173,8 @@ class LocalMesh:
 def stop_order(instance_ids: Iterable[str]) -> list[list[str]]:
     """Groups to stop one after another."""
     known = list(instance_ids)
-    workers = [name for name in known if name not in (FRONTEND, SCHEDULER)]
-    groups = [[FRONTEND], workers, [SCHEDULER]]
+    workers = [name for name in known if name not in (FRONTEND, SCHEDULER, COORDINATOR)]
+    groups = [[FRONTEND], workers, [SCHEDULER, COORDINATOR]]
     return [[name for name in group if name in known] for group in groups]
 
 
@@ -181,7 +183,8 @@ def why_over(statuses: list[ChildStatus]) -> str:
     ended = [status.instance_id for status in statuses if status.state in ENDED]
     if FRONTEND in ended:
         return "the frontend is gone"
-    workers = [status.instance_id for status in statuses if status.instance_id not in (FRONTEND, SCHEDULER)]
+    others = (FRONTEND, SCHEDULER, COORDINATOR)
+    workers = [status.instance_id for status in statuses if status.instance_id not in others]
     return "no worker is left" if set(workers) <= set(ended) else ""
 
 

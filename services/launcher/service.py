@@ -187,19 +187,33 @@ class LauncherService:
     # ---- what it does
 
     async def _bring_up(self, name: str, timeout_s: float) -> None:
+        why = ""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._launcher.launch(name, self._spec_of(name))
+                name = self._named(name, await self._launcher.launch(name, self._spec_of(name)))
                 await self._launcher.wait_ready(name)
         except TimeoutError:
-            await self._failed(name, f"{name} wasn't ready in {timeout_s:g} s")
+            why = f"{name} wasn't ready in {timeout_s:g} s"
         except LauncherError as error:
-            await self._failed(name, str(error))
+            why = str(error)
+        known = self._known.get(name)
+        if known is None or not known.coming:
+            # Its own reports were sooner than what its launcher waits for, and it has been released since.
+            return
+        if why:
+            await self._failed(name, why)
         else:
             self._failures_in_a_row = 0
             self._last_failure = ""
-            self._known[name].coming = False
+            known.coming = False
         self._publish()
+
+    def _named(self, asked: str, name: str) -> str:
+        """It is called so from now on."""
+        if name != asked:
+            self._known[name] = self._known.pop(asked)
+            self._say(f"{asked}: it is {name}")
+        return name
 
     async def _failed(self, name: str, why: str) -> None:
         self.failures += 1
@@ -216,6 +230,7 @@ class LauncherService:
         name = owner.instance_id
         until_s = self._now_s() + deadline_s + self._options.grace_s
         subject = subjects.worker_drain(name)
+        await self._retire(name)
         try:
             order = DrainRequest(deadline_s=deadline_s)
             await self._bus.request(subject, order, DrainReply, timeout_s=self._options.drain_timeout_s)
@@ -231,6 +246,12 @@ class LauncherService:
         self._known.pop(name, None)
         self._say(f"{name}: released")
         self._publish()
+
+    async def _retire(self, name: str) -> None:
+        try:
+            await self._launcher.retire(name)
+        except LauncherError as error:
+            logger.warning("%s may be started again when it has drained: %s", name, error)
 
     async def _stop_process(self, name: str, deadline_s: float) -> None:
         try:

@@ -29,6 +29,9 @@ class Trouble(StrEnum):
     LOSSY_WIRES = "lossy_wires"
     CUT_DATA_PLANE = "cut_data_plane"
     LOSSY_DATA_PLANE = "lossy_data_plane"
+    KILL_COORDINATOR = "kill_coordinator"
+    BREAK_LAYOUT = "break_layout"
+    """What an engine does for a change of its layout fails in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,19 @@ class Event:
     one_way: bool = False
 
 
-def plan(rng: random.Random, workers: list[str], frontends: list[str], until_s: float, count: int) -> list[Event]:
-    """`count` events in [0, until_s), by time."""
-    services = [*workers, *frontends, "scheduler"]
+LAYOUT_TROUBLES = frozenset({Trouble.KILL_COORDINATOR, Trouble.BREAK_LAYOUT})
+"""Of meshes whose layouts change."""
+
+
+def plan(
+    rng: random.Random, workers: list[str], frontends: list[str], until_s: float, count: int, *, layouts: bool = False
+) -> list[Event]:
+    """`count` events in [0, until_s), by time. `layouts`: there is a coordinator, and layouts change."""
+    services = [*workers, *frontends, "scheduler", *(["coordinator"] if layouts else [])]
+    troubles = [trouble for trouble in Trouble if layouts or trouble not in LAYOUT_TROUBLES]
     events = []
     for _ in range(count):
-        trouble = rng.choice(list(Trouble))
+        trouble = rng.choice(troubles)
         at_s = rng.uniform(0.0, until_s)
         duration_s = rng.uniform(0.2, 6.0)
         if trouble is Trouble.PARTITION:
@@ -67,6 +77,8 @@ def plan(rng: random.Random, workers: list[str], frontends: list[str], until_s: 
             events.append(Event(at_s, trouble, (rng.choice(frontends),), duration_s))
         elif trouble is Trouble.KILL_SCHEDULER:
             events.append(Event(at_s, trouble, ("scheduler",), duration_s))
+        elif trouble is Trouble.KILL_COORDINATOR:
+            events.append(Event(at_s, trouble, ("coordinator",), duration_s))
         else:
             events.append(Event(at_s, trouble, (rng.choice(workers),), duration_s))
     return sorted(events, key=lambda event: event.at_s)
@@ -86,6 +98,7 @@ class Chaos:
             Trouble.LOSSY_WIRES: self._lossy,
             Trouble.CUT_DATA_PLANE: self._cut_data_plane,
             Trouble.LOSSY_DATA_PLANE: self._lossy_data_plane,
+            Trouble.BREAK_LAYOUT: self._break_layout,
         }
 
     async def run(self) -> None:
@@ -107,6 +120,8 @@ class Chaos:
             await self._mesh.kill_worker(event.targets[0])
         elif event.trouble is Trouble.KILL_SCHEDULER:
             await self._kill_scheduler(event)
+        elif event.trouble is Trouble.KILL_COORDINATOR:
+            await self._kill_coordinator(event)
         elif event.trouble is Trouble.KILL_FRONTEND:
             await self._kill_frontend(event)
         else:
@@ -121,6 +136,13 @@ class Chaos:
         await self._mesh.kill_scheduler()
         await asyncio.sleep(event.duration_s)
         await self._mesh.start_scheduler()
+
+    async def _kill_coordinator(self, event: Event) -> None:
+        if self._mesh.coordinator is None:
+            return
+        await self._mesh.kill_coordinator()
+        await asyncio.sleep(event.duration_s)
+        await self._mesh.start_coordinator()
 
     async def _kill_frontend(self, event: Event) -> None:
         name = event.targets[0]
@@ -140,6 +162,11 @@ class Chaos:
         if node.serves:
             node.engine.hang()
 
+    def _break_layout(self, event: Event) -> None:
+        node = self._mesh.workers[event.targets[0]]
+        if node.serves:
+            node.engine.break_layout("chaos")
+
     def _drain(self, event: Event) -> None:
         node = self._mesh.workers[event.targets[0]]
         if node.serves:
@@ -147,7 +174,7 @@ class Chaos:
 
     def _partition(self, event: Event) -> Callable[[], None]:
         mesh = self._mesh
-        others = {*mesh.worker_names, *mesh.frontend_names, "scheduler"} - set(event.targets)
+        others = {*mesh.worker_names, *mesh.frontend_names, *mesh.other_names} - set(event.targets)
         partition = mesh.faults.partition(event.targets, sorted(others), one_way=event.one_way)
         return lambda: mesh.faults.heal(partition)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.pipeline import SimPipeline, SimStage
 from meshift.backends.sim.tokens import Generation, TokenSource
 from meshift.schemas.instances import InstanceState
 from meshift.schemas.requests import TokenLogprob
@@ -18,6 +19,7 @@ from meshift.services.simulation.clients import Client, Outcome, make_request
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from meshift.services.simulation.movers import Mover
 from meshift.services.simulation.referee import Referee
+from meshift.services.simulation.shapers import Shaper
 from meshift.services.simulation.workload import Arrival
 from meshift.services.worker.options import WorkerOptions
 
@@ -36,11 +38,23 @@ QUIET_S = 3.0
 MOVES_PER_S = 3.0
 LOOK_S = 0.05
 
+CHANGES_PER_S = 1.5
+"""Of layouts, ordered by operators."""
+
 LOGPROBS = (None, 0, None, 3)
 """What requests ask for, in turn."""
 
 PARAMETERS = SimParameters(capacity=1600, eos_per_million=2000)
 """Small, so that requests wait and are preempted; some end early."""
+
+
+def changing_pipeline() -> SimPipeline:
+    """Three stages; the one in the middle has room for 16 of the 32 layers with 60 pages of KV, or for eight with 100
+    and more, so that capacity shrinks and grows, and some targets don't fit."""
+    even = SimPipeline.even(3, DEFAULT_MODEL.layers)
+    memory = 16 * even.layer_weight_bytes + 4 * 60 * even.block_bytes(PARAMETERS)
+    stages = (SimStage(), SimStage(memory_bytes=memory), SimStage())
+    return even.model_copy(update={"layers": (12, 8, 12), "stages": stages})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +66,27 @@ class ChaosResult:
     virtual_s: float
     moves: dict[tuple[str, str, str], int]
     """How many, by mode, outcome and refusal."""
+    changes: dict[tuple[str, str], int]
+    """Of layouts: how many, by outcome and refusal."""
 
     def digest(self) -> int:
         """The same for the same course of events."""
         return hash(tuple((o.arrival_s, o.first_s, o.last_s, o.tries, o.attempts, *o.tokens) for o in self.outcomes))
 
 
-def run_chaos(seed: int, requests: int = REQUESTS, events: int = EVENTS) -> ChaosResult:
-    """Run it. Raises AssertionError where an invariant is broken, or what a client got that should have been served."""
-    return virtual_time.run(_run(seed, requests, events))
+def run_chaos(
+    seed: int, requests: int = REQUESTS, events: int = EVENTS, pipeline: SimPipeline | None = None
+) -> ChaosResult:
+    """Run it; with a `pipeline` layouts change all the time, too. Raises AssertionError where an invariant is broken,
+    or what a client got that should have been served."""
+    return virtual_time.run(_run(seed, requests, events, pipeline))
 
 
-def planned_events(seed: int, events: int = EVENTS) -> list[Event]:
+def planned_events(seed: int, events: int = EVENTS, *, layouts: bool = False) -> list[Event]:
     """The trouble that a seed makes, to read beside a failure."""
     workers = [f"worker-{index}" for index in range(WORKERS)]
     frontends = [f"frontend-{index}" for index in range(FRONTENDS)]
-    return plan(random.Random(f"events/{seed}"), workers, frontends, TROUBLE_S, events)
+    return plan(random.Random(f"events/{seed}"), workers, frontends, TROUBLE_S, events, layouts=layouts)
 
 
 def expected_output(outcome: Outcome) -> tuple[tuple[int, ...], list[TokenLogprob] | None]:
@@ -84,8 +103,8 @@ def expected_output(outcome: Outcome) -> tuple[tuple[int, ...], list[TokenLogpro
     return generation.output(0, generation.limit), None if logprobs is None else list(logprobs)
 
 
-async def _run(seed: int, requests: int, events: int) -> ChaosResult:
-    mesh = SimulatedMesh(_options(seed))
+async def _run(seed: int, requests: int, events: int, pipeline: SimPipeline | None) -> ChaosResult:
+    mesh = SimulatedMesh(_options(seed, pipeline))
     await mesh.start()
     rng = random.Random(f"requests/{seed}")
     loop = asyncio.get_running_loop()
@@ -93,7 +112,9 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
     referee.start()
     mover = Mover(mesh, random.Random(f"moves/{seed}"), MOVES_PER_S)
     moving = loop.create_task(mover.run(TROUBLE_S))
-    trouble = loop.create_task(Chaos(mesh, planned_events(seed, events)).run())
+    shaper = Shaper(mesh, random.Random(f"layouts/{seed}"), CHANGES_PER_S)
+    shaping = loop.create_task(shaper.run(TROUBLE_S if pipeline is not None else 0.0))
+    trouble = loop.create_task(Chaos(mesh, planned_events(seed, events, layouts=pipeline is not None)).run())
     clients = []
     for number, arrival in enumerate(_arrivals(rng, requests)):
         await asyncio.sleep(rng.expovariate(requests / TROUBLE_S))
@@ -102,6 +123,7 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
         clients.append(loop.create_task(client.run(request, CLIENT_DEADLINE_S)))
     await trouble
     await moving
+    await shaping
     outcomes = tuple([await client for client in clients])
     for outcome in outcomes:
         given = (tuple(outcome.tokens), outcome.logprobs)
@@ -109,7 +131,7 @@ async def _run(seed: int, requests: int, events: int) -> ChaosResult:
     await _settle(mesh, loop.time() + SETTLE_S)
     referee.check()
     await mesh.stop()
-    return ChaosResult(seed, outcomes, loop.time(), dict(mover.outcomes))
+    return ChaosResult(seed, outcomes, loop.time(), dict(mover.outcomes), dict(shaper.outcomes))
 
 
 async def _settle(mesh: SimulatedMesh, until_s: float) -> None:
@@ -125,7 +147,7 @@ async def _settle(mesh: SimulatedMesh, until_s: float) -> None:
     await check_quiet(mesh)
 
 
-def _options(seed: int) -> MeshOptions:
+def _options(seed: int, pipeline: SimPipeline | None) -> MeshOptions:
     return MeshOptions(
         instances=WORKERS,
         frontends=FRONTENDS,
@@ -134,6 +156,7 @@ def _options(seed: int) -> MeshOptions:
         parameters=PARAMETERS,
         worker=WorkerOptions(engine_stall_s=3.0),
         frontend=FrontendOptions(),
+        pipeline=pipeline,
     )
 
 
@@ -154,6 +177,8 @@ async def check_quiet(mesh: SimulatedMesh) -> None:
         assert load.used == load.reserved == load.running == load.waiting == 0, f"{name} still has {load}"
         assert load.free + load.cached == load.capacity, f"{name} leaks: {load}"
         assert node.core.open_requests() == 0, f"{name} keeps {node.core.open_requests()} requests"
+        layouts = node.core.layouts
+        assert layouts.change_id == "", f"{name} still changes its layout: {layouts.change_id}"
         moves = node.core.moves
         assert moves.running() == moves.incoming() == 0, f"{name} still moves: {moves.describe()}"
     for name, frontend in mesh.frontends.items():

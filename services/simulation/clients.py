@@ -3,13 +3,14 @@
 import asyncio
 import random
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from meshift.schemas.errors import OverloadError, PeerError
 from meshift.schemas.requests import Finish, Priority, Sampling, TokenLogprob
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.core import FrontendCore
-from meshift.services.simulation.mesh import SimulatedMesh
 from meshift.services.simulation.workload import Arrival
 
 PROMPT_TOKENS = range(30_000)
@@ -48,10 +49,18 @@ class FrontendDied(Exception):
     """The client's connection broke."""
 
 
+class Frontends(Protocol):
+    """A mesh, as its clients see it."""
+
+    @property
+    def frontends(self) -> Mapping[str, FrontendCore]:
+        """The live ones, by name."""
+
+
 class Client:
     """Sends one request to a frontend, and again (as a new one) when it is refused or the frontend dies."""
 
-    def __init__(self, mesh: SimulatedMesh, frontend: str, retry_s: float) -> None:
+    def __init__(self, mesh: Frontends, frontend: str, retry_s: float) -> None:
         self._mesh = mesh
         self._frontend = frontend
         self._retry_s = retry_s

@@ -27,7 +27,7 @@ class SimLauncher:
         self._starts: dict[str, asyncio.Task[None]] = {}
         self.launched: list[str] = []
 
-    async def launch(self, instance_id: str, spec: LaunchSpec) -> None:
+    async def launch(self, instance_id: str, spec: LaunchSpec) -> str:
         """See `Launcher`."""
         if self._state(instance_id) not in (*ENDED, None):
             raise LauncherError(f"{instance_id} runs already")
@@ -35,6 +35,7 @@ class SimLauncher:
         self.launched.append(instance_id)
         self._children[instance_id] = ChildState.STARTING
         self._starts[instance_id] = asyncio.get_running_loop().create_task(self._start(instance_id, fault))
+        return instance_id
 
     async def _start(self, instance_id: str, fault: StartFault | None) -> None:
         if fault is StartFault.HANGS:
@@ -48,6 +49,9 @@ class SimLauncher:
     async def wait_ready(self, instance_id: str) -> None:
         """See `Launcher`."""
         await asyncio.shield(self._starts[instance_id])
+
+    async def retire(self, instance_id: str) -> None:
+        """See `Launcher`: the mesh lets it leave for good."""
 
     async def stop(self, instance_id: str, deadline_s: float) -> None:
         """See `Launcher`."""

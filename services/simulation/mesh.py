@@ -7,14 +7,17 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from meshift.backends.sim.core import Emit
-from meshift.backends.sim.engine import SimEngine
+from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.pipeline import SimPipeline
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.transport.memory import MemoryFabric, MemoryTransport
 from meshift.schemas.identity import FrontendRef, Owner
-from meshift.schemas.instances import InstanceState
+from meshift.schemas.instances import InstanceState, ModelInfo
 from meshift.services.bus.faults import Faults
 from meshift.services.bus.memory import MemoryBus, MemoryNetwork, Mode
+from meshift.services.coordinator.core import CoordinatorCore
+from meshift.services.coordinator.options import CoordinatorOptions
 from meshift.services.frontend.core import FrontendCore, FrontendOptions
 from meshift.services.scheduler.core import SchedulerCore, SchedulerOptions
 from meshift.services.worker.core import WorkerCore
@@ -41,6 +44,10 @@ class MeshOptions:
     emit: Emit = "step"
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    model: ModelInfo = DEFAULT_MODEL
+    pipeline: SimPipeline | None = None
+    """Of each engine. With one, there is a coordinator too."""
+    coordinator: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
     tracer: Tracer = NO_TRACER
     """Of all services. Without one, messages carry no trace."""
@@ -63,7 +70,8 @@ class WorkerNode:
 
 
 class SimulatedMesh:
-    """Starts services, kills them, starts them again. Names: `worker-0`..., `frontend-0`..., `scheduler`."""
+    """Starts services, kills them, starts them again. Names: `worker-0`..., `frontend-0`..., `scheduler`,
+    `coordinator`."""
 
     def __init__(self, options: MeshOptions) -> None:
         self.options = options
@@ -79,6 +87,7 @@ class SimulatedMesh:
         self.workers: dict[str, WorkerNode] = {}
         self.frontends: dict[str, FrontendCore] = {}
         self.scheduler: SchedulerCore | None = None
+        self.coordinator: CoordinatorCore | None = None
         self._incarnation = 0
         self._stopping = False
         self._retiring: set[str] = set()
@@ -91,9 +100,15 @@ class SimulatedMesh:
     def frontend_names(self) -> list[str]:
         return [f"frontend-{index}" for index in range(self.options.frontends)]
 
+    @property
+    def other_names(self) -> list[str]:
+        return ["scheduler"] if self.options.pipeline is None else ["scheduler", "coordinator"]
+
     async def start(self) -> None:
         """Everything up, and every frontend ready."""
         await self.start_scheduler()
+        if self.options.pipeline is not None:
+            await self.start_coordinator()
         for name in self.frontend_names:
             await self.start_frontend(name)
         for name in self.worker_names:
@@ -115,9 +130,11 @@ class SimulatedMesh:
             await node.core.stop()
         if self.scheduler is not None:
             await self.scheduler.stop()
+        if self.coordinator is not None:
+            await self.coordinator.stop()
         self.frontends.clear()
         self.workers.clear()
-        self.scheduler = None
+        self.scheduler = self.coordinator = None
 
     # ---- one service at a time
 
@@ -135,6 +152,24 @@ class SimulatedMesh:
             self.network.kill("scheduler")
             await self.scheduler.stop()
             self.scheduler = None
+
+    async def start_coordinator(self) -> None:
+        """A new coordinator; it knows nothing."""
+        self.coordinator = CoordinatorCore(
+            "coordinator",
+            self._next_incarnation(),
+            self._bus("coordinator"),
+            self.options.coordinator,
+            tracer=self.options.tracer,
+        )
+        await self.coordinator.start()
+
+    async def kill_coordinator(self) -> None:
+        """kill -9."""
+        if self.coordinator is not None:
+            self.network.kill("coordinator")
+            await self.coordinator.stop()
+            self.coordinator = None
 
     async def start_frontend(self, name: str) -> None:
         """A new incarnation of a frontend."""
@@ -157,7 +192,9 @@ class SimulatedMesh:
         transport = MemoryTransport(self.fabric, str(owner))
         engine = SimEngine(
             self.options.parameters,
+            self.options.model,
             transport=transport,
+            pipeline=self.options.pipeline,
             skip_steps=self.options.skip_steps,
             emit=self.options.emit,
         )

@@ -19,7 +19,6 @@ from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.instances import (
     DrainReply,
     DrainRequest,
-    DrainStatus,
     InstanceGone,
     InstanceState,
     LoadReport,
@@ -43,6 +42,8 @@ from meshift.services.worker import replays, traces
 from meshift.services.worker.counters import WorkerCounters
 from meshift.services.worker.drain import Drain
 from meshift.services.worker.giver import Giver
+from meshift.services.worker.layouts.gate import LayoutGate
+from meshift.services.worker.layouts.worker_layouts import WorkerLayouts
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.lifecycle import LifecycleEvent, has_ended, next_state
 from meshift.services.worker.memory import KvMemory
@@ -52,7 +53,7 @@ from meshift.services.worker.moves.moved import Moved, MovedAway
 from meshift.services.worker.moves.peers import Peers
 from meshift.services.worker.moves.worker_moves import WorkerMoves
 from meshift.services.worker.options import WorkerOptions
-from meshift.services.worker.reports import load_report
+from meshift.services.worker.reports import load_report, worker_status
 from meshift.services.worker.requests import RequestRecord, RequestTable
 from meshift.services.worker.streams import Streams
 from meshift.services.worker.watchdog import StallWatch
@@ -80,11 +81,13 @@ class WorkerCore:
         self._moves: WorkerMoves | None = None
         self._giver: Giver | None = None
         self._memory: KvMemory | None = None
+        self._layouts: WorkerLayouts | None = None
         self._bus = bus
         self._options = options
         self._requests = RequestTable(options.tombstone_s)
         self._streams = Streams(owner, bus, self._requests, self.counters, options.resend_s)
         self._leases = Leases()
+        self._gate = LayoutGate(None)
         self._stall = StallWatch(options.engine_stall_s)
         self._sequence = 0
         self._drain = Drain(options.acknowledge_wait_s)
@@ -102,6 +105,10 @@ class WorkerCore:
         self._moves = self._build_moves(self._info)
         self._giver = Giver(self.owner, self._engine, self._moves, self._requests, self._options)
         self._memory = KvMemory(self.owner, self._engine, self._info, self._options.memory_interval_s)
+        self._layouts = WorkerLayouts(
+            self.owner, self._engine, self._info, self._gate, self._moves, self._options, entered=self._report
+        )
+        await self._layouts.start()
         self._enter(LifecycleEvent.ENGINE_READY)
         bus = self._bus
         self._subscriptions = [
@@ -114,14 +121,16 @@ class WorkerCore:
             bus.serve("status", subjects.worker_status(name), StatusRequest, self._on_status),
             bus.serve("drain", subjects.worker_drain(name), DrainRequest, self._on_drain),
             self._memory.serve(bus),
+            *self._layouts.serve(bus),
             *self._moves.serve(bus),
             bus.subscribe(subjects.worker_pair(name), MovePair, self._giver.on_pair),
         ]
-        self._publish_load(self._engine.load())
+        self._report()
         self._periodic.start()
 
     def _build_moves(self, info: EngineInfo) -> WorkerMoves:
         options, bus = self._options, self._bus
+        self._gate.kv = info.layout
         return WorkerMoves(
             MoveContext(
                 owner=self.owner,
@@ -136,6 +145,7 @@ class WorkerCore:
                 close=self._close,
                 announce=self._streams.announce,
                 moved=MovedAway(options.moved_kept_s),
+                gate=self._gate,
             )
         )
 
@@ -145,6 +155,13 @@ class WorkerCore:
         if self._moves is None:
             raise Unavailable(f"{self.owner} is {self.state}")
         return self._moves
+
+    @property
+    def layouts(self) -> WorkerLayouts:
+        """Changes of its layout. Raises Unavailable before the engine is up."""
+        if self._layouts is None:
+            raise Unavailable(f"{self.owner} is {self.state}")
+        return self._layouts
 
     @property
     def requests(self) -> Iterable[RequestRecord]:
@@ -161,7 +178,8 @@ class WorkerCore:
         self._enter(LifecycleEvent.DRAIN)
         if self.state is InstanceState.DRAINING:
             self.moves.refuse()
-            self._publish_load(self._engine.load())
+            self.layouts.refuse()
+            self._report()
         return self._requests.running()
 
     async def stop(self) -> None:
@@ -186,12 +204,9 @@ class WorkerCore:
         self._periodic.stop()
         for subscription in self._subscriptions:
             subscription.close()
-        if self._giver is not None:
-            self._giver.stop()
-        if self._memory is not None:
-            self._memory.stop()
-        if self._moves is not None:
-            self._moves.stop()
+        for part in (self._giver, self._memory, self._layouts, self._moves):
+            if part is not None:
+                part.stop()
         self._requests.abandon_traces(reason)
 
     def _fail(self, reason: str) -> None:
@@ -316,28 +331,15 @@ class WorkerCore:
         return DrainReply(owner=self.owner, requests_left=self.drain(request.deadline_s))
 
     def _on_status(self, _: StatusRequest) -> WorkerStatus:
-        info = self._engine_info()
-        return WorkerStatus(
-            load=self._load_report(self._engine.load()),
-            engine=info.name,
-            ranks=info.rank_pids,
-            requests=self._requests.running(),
-            unacknowledged=self.unacknowledged(),
-            moves_out=self.moves.running(),
-            moves_in=self.moves.incoming(),
-            drain=self._drain_status() if self.state is InstanceState.DRAINING else None,
-        )
-
-    def _drain_status(self) -> DrainStatus:
-        return self.moves.draining.status(self._requests.running(), self._drain.until_s - self._now_s())
+        left_s = self._drain.until_s - self._now_s() if self.state is InstanceState.DRAINING else None
+        report = self._load_report(self._engine.load())
+        return worker_status(report, self._engine_info(), self._requests, self.moves, left_s)
 
     def _on_own_load(self, report: LoadReport) -> None:
         if report.owner.incarnation > self.owner.incarnation and not has_ended(self.state):
             self._reason = f"superseded by {report.owner}"
             logger.warning("%s is %s", self.owner, self._reason)
             self._enter(LifecycleEvent.SUPERSEDED)
-
-    # ---- every report interval
 
     def _tick(self) -> None:
         now_s = self._now_s()
@@ -356,8 +358,7 @@ class WorkerCore:
             self._go_on_draining(now_s)
 
     def _end_leases(self, now_s: float) -> None:
-        orphans = [record for record in self._requests if not self._leases.is_live(record.frontend, now_s)]
-        for record in orphans:
+        for record in self._leases.orphans(self._requests, now_s):
             logger.warning("%s: lease of %s has ended", record.key, record.frontend)
             self.counters.leases_ended += 1
             self._close(record.key)
@@ -369,6 +370,9 @@ class WorkerCore:
         if self._drain.may_leave(running, self.unacknowledged(), now_s):
             self._reason = f"drained with {running} requests left" if running else "drained"
             self._enter(LifecycleEvent.DRAINED)
+
+    def _report(self) -> None:
+        self._publish_load(self._engine.load())
 
     def _publish_load(self, load: EngineLoad) -> None:
         self._sequence += 1
@@ -383,6 +387,7 @@ class WorkerCore:
             sequence=self._sequence,
             emitted_ns=round(self._now_s() * 1e9),
             usage=self._options.virtual_usage,
+            layouts=self._layouts,
         )
 
     def _engine_info(self) -> EngineInfo:

@@ -20,6 +20,15 @@ class EngineSettings(BaseModel):
     model: Path = Field(Path("smollm2"), description="a Hugging Face model folder")
     model_name: str | None = Field(None, description="its name in the API (default: the folder's name)")
     pipeline_stages: int = Field(1, ge=1, description="stages of the instance's pipeline")
+    layer_partition: tuple[int, ...] | None = Field(
+        None, description="layers of each stage, such as 16,14; 30,0,0 keeps ranks for later. Without it: even"
+    )
+    stage_bytes_max: int | None = Field(
+        None, ge=1, description="what a rank may take for weights and KV: a bound for other layouts"
+    )
+    layer_copies_bytes: int = Field(
+        0, ge=0, description="host memory of each rank for weights of layers that have left it, to get them back soon"
+    )
     tensor_ranks: int = Field(1, ge=1, description="tensor-parallel ranks of each stage")
     capacity_tokens: int = Field(16_384, ge=1, description="KV cache, in tokens")
     capacity_tokens_max: int | None = Field(None, ge=1, description="how far the KV cache may grow while it serves")
@@ -50,6 +59,10 @@ class EngineSettings(BaseModel):
     data_bytes_per_s: float | None = Field(
         None, gt=0, description="what each rank sends of moving requests at most; without it, as fast as it goes"
     )
+    calibration: Path | None = Field(
+        None,
+        description="file of `meshift calibrate`: headroom of priority classes; of a simulated engine, its speed too",
+    )
     sim_speed: float = Field(1.0, gt=0, description="sim engine: how much faster than the modelled hardware")
 
 
@@ -79,6 +92,9 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         instance_name=settings.instance_id,
         pipeline_stages=settings.pipeline_stages,
         tensor_ranks=settings.tensor_ranks,
+        layer_partition=settings.layer_partition,
+        stage_bytes_max=settings.stage_bytes_max,
+        layer_copies_bytes=settings.layer_copies_bytes,
         capacity_tokens=settings.capacity_tokens,
         capacity_tokens_max=settings.capacity_tokens_max,
         layers_per_group=settings.layers_per_group,
@@ -97,13 +113,22 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
 def _sim(settings: EngineSettings) -> Engine:
     from meshift.backends.sim.engine import DEFAULT_MODEL, SimEngine
     from meshift.backends.sim.parameters import SimParameters
+    from meshift.backends.sim.pipeline import SimPipeline
     from meshift.kv_memory.transport import TransportLimits, create_transport
+    from meshift.services.calibration.file import load_calibration
 
     update = {"name": settings.model_name or settings.model.name, "path": str(settings.model)}
     model = DEFAULT_MODEL.model_copy(update=update | _vocabulary(settings.model))
-    parameters = SimParameters(capacity=settings.capacity_tokens).faster(settings.sim_speed)
+    measured = SimParameters() if settings.calibration is None else load_calibration(settings.calibration).parameters
+    parameters = measured.model_copy(update={"capacity": settings.capacity_tokens}).faster(settings.sim_speed)
     limits = TransportLimits(bytes_per_s=settings.data_bytes_per_s)
-    return SimEngine(parameters, model, transport=create_transport("tcp", location=settings.data_host, limits=limits))
+    pipeline = SimPipeline.even(settings.pipeline_stages, model.layers, settings.layers_per_group or 4)
+    return SimEngine(
+        parameters,
+        model,
+        transport=create_transport("tcp", location=settings.data_host, limits=limits),
+        pipeline=pipeline.faster(settings.sim_speed),
+    )
 
 
 def _vocabulary(model: Path) -> dict[str, int]:

@@ -1,6 +1,9 @@
 """Leases: a request runs for as long as its frontend's incarnation is heard of. Pure: `now_s` comes in."""
 
+from collections.abc import Iterable
+
 from meshift.schemas.identity import FrontendRef
+from meshift.services.worker.requests import RequestRecord
 
 
 class Leases:
@@ -26,6 +29,10 @@ class Leases:
         """Until its lease ends; 0 if it has none."""
         incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
         return max(0.0, ends_s - now_s) if frontend.incarnation == incarnation else 0.0
+
+    def orphans(self, requests: Iterable[RequestRecord], now_s: float) -> list[RequestRecord]:
+        """Those whose frontends' leases have ended."""
+        return [record for record in requests if not self.is_live(record.frontend, now_s)]
 
     def expire(self, now_s: float, kept_s: float) -> None:
         """Forget frontends whose lease ended `kept_s` ago; their requests must have been cancelled by then."""

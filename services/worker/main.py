@@ -9,6 +9,7 @@ from meshift.backends.base import EngineStartError
 from meshift.schemas.errors import PeerTimeout
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState
+from meshift.services.calibration.file import CalibrationFileError, load_calibration
 from meshift.services.exposition import BusCollector, Exposition
 from meshift.services.exposition.server import MetricsServer, MetricsSettings
 from meshift.services.process import (
@@ -40,6 +41,11 @@ class WorkerSettings(ServiceSettings, WorkerOptions, EngineSettings, MetricsSett
 async def run(settings: WorkerSettings) -> int:
     """Serve until SIGTERM or SIGINT (then it drains), or until the engine dies. Returns the exit code."""
     configure_logging(settings.log_level)
+    try:
+        settings = calibrated(settings)
+    except CalibrationFileError as error:
+        logger.error("%s can't start: %s", settings.instance_id, error)
+        return EXIT_FAILED
     stop = StopSignal()
     owner = Owner(instance_id=settings.instance_id, incarnation=new_incarnation())
     bus = connect_bus(settings, settings.instance_id)
@@ -63,6 +69,17 @@ async def run(settings: WorkerSettings) -> int:
         await core.stop()
         await metrics.stop()
         tracing.shutdown()
+
+
+def calibrated(settings: WorkerSettings) -> WorkerSettings:
+    """With the priority classes that were measured, unless others are set. Raises CalibrationFileError."""
+    if settings.calibration is None or "virtual_usage" in settings.model_fields_set:
+        return settings
+    measured = load_calibration(settings.calibration)
+    name = settings.model_name or settings.model.name
+    if measured.model != name:
+        logger.warning("%s was measured with %s, and this is %s", settings.calibration, measured.model, name)
+    return settings.model_copy(update={"virtual_usage": measured.virtual_usage})
 
 
 async def _serve(core: WorkerCore, settings: WorkerSettings, stop: StopSignal) -> int:

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 from meshift.schemas.memory import MemoryReply, MemoryUnits
 from meshift.services.exposition import counter, gauge, histogram
 from meshift.services.worker.core import WorkerCore
+from meshift.services.worker.layouts.worker_layouts import WorkerLayouts
 from meshift.services.worker.moves.worker_moves import WorkerMoves
 from meshift.tracing import metrics
 
@@ -37,6 +38,7 @@ class WorkerCollector(Collector):
             yield counter(metric, {self._labels: value})
         yield from self._memory(self._core.memory())
         yield from self._moves(self._core.moves) if load is not None else ()
+        yield from self._layouts(self._core.layouts) if load is not None else ()
 
     def _memory(self, memory: MemoryReply | None) -> Iterator[Family]:
         """Without values as long as they aren't known."""
@@ -64,6 +66,16 @@ class WorkerCollector(Collector):
         yield gauge(metrics.KV_GROUP_LAYERS, layers)
         yield gauge(metrics.KV_UNIT_WASTE, waste)
         yield gauge(metrics.KV_UNITS, counts)
+
+    def _layouts(self, layouts: WorkerLayouts) -> Iterator[Family]:
+        counters, name, labels = layouts.counters, self._core.owner.instance_id, self._labels
+        yield gauge(metrics.LAYOUT_EPOCH, {labels: layouts.epoch})
+        yield gauge(metrics.LAYOUT_LAYERS, {(name, str(stage)): count for stage, count in enumerate(layouts.layers)})
+        yield counter(metrics.LAYOUT_CHANGES, {(name, *how): count for how, count in counters.ended.items()})
+        yield counter(metrics.LAYOUT_BYTES, {labels: counters.byte_count})
+        yield counter(metrics.LAYOUT_ROUNDS, {labels: counters.rounds})
+        yield histogram(metrics.LAYOUT_DURATION, {labels: counters.durations})
+        yield histogram(metrics.LAYOUT_STOP, {labels: counters.stops})
 
     def _moves(self, moves: WorkerMoves) -> Iterator[Family]:
         counters, name = moves.counters, self._core.owner.instance_id

@@ -51,4 +51,17 @@ class WorkerOptions(BaseModel):
     moved_kept_s: float = Field(
         600.0, gt=0, description="how long it is remembered where a request went, if nobody says that it is over"
     )
+    layout_timeout_s: float = Field(5.0, gt=0, description="deadline of what the engine is asked about its layout")
+    layout_commit_timeout_s: float = Field(
+        120.0, gt=0, description="time for all stages to switch to a new layout; then it is asked whether they have"
+    )
+    layout_moves_wait_s: float = Field(
+        5.0, gt=0, description="time for requests that are moving to be somewhere, before a layout is committed"
+    )
+    layout_lease_s: float = Field(
+        10.0, gt=0, description="how long a change of the layout lives without a coordinator that asks for it"
+    )
+    layout_look_s: float = Field(1.0, gt=0, description="how often it looks whether its engine has undone a change")
+    layout_close_poll_s: float = Field(0.005, gt=0, description="how often it looks whether requests are still moving")
+    layout_retry_s: float = Field(0.2, gt=0, description="pause before an engine that didn't answer is asked again")
     drain_retry_s: float = Field(1.0, gt=0, description="pause before a drain tries again to move a request")

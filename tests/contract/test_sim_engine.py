@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from meshift.backends.sim import SimEngine, SimParameters
-from meshift.backends.sim.core import Emit
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport, TcpTransport
 from meshift.services.simulation.virtual_time import VirtualTimeLoop
 from tests.contract.engine_kit import CollectingListener, MovePair, Rig, Stream
 from tests.contract.engine_move_suite import EngineMoveSuite
+from tests.contract.engine_resize_suite import EngineResizeSuite, resize
 from tests.contract.engine_suite import EngineGenerationSuite, EngineStopSuite
 
 SEED = 7
@@ -71,6 +72,18 @@ class TestStop(EngineStopSuite):
     @pytest.fixture
     async def rig(self, mode: tuple[bool, Emit]) -> Rig:
         return await start_rig(SimEngine(TIGHT, skip_steps=mode[0], emit=mode[1]))
+
+
+class TestResizes(EngineResizeSuite):
+    loop_factory = VirtualTimeLoop
+
+    @pytest.fixture
+    async def rig(self, mode: tuple[bool, Emit]) -> AsyncIterator[Rig]:
+        rig = await start_rig(SimEngine(TIGHT, skip_steps=mode[0], emit=mode[1]))
+        yield rig
+        assert (await resize(rig, rig.info.capacity)).capacity == rig.info.capacity
+        await rig.settle()
+        await rig.engine.stop(1.0)
 
 
 class TestGenerationOnARealClock(EngineGenerationSuite):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshift.backends.sim.core import Emit
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.work import Emit
 from meshift.schemas import subjects
 from meshift.schemas.errors import Stale
 from meshift.schemas.identity import Owner

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from meshift.schemas.admin import DrainBody, MoveBody
-from meshift.schemas.errors import MoveDeclined, NotFound, Unsupported
+from meshift.schemas.errors import MoveDeclined, NotFound
 from meshift.schemas.instances import InstanceState
 from meshift.schemas.memory import MemoryBody
 from meshift.schemas.moves import MoveMode, MoveOutcome
@@ -218,9 +218,13 @@ def test_an_instance_is_asked_for_another_capacity_through_a_frontend() -> None:
         told = await ask.memory("worker-0")
         assert told.owner == mesh.workers["worker-0"].core.owner
         assert told.used + told.cached + told.free + told.reserved == told.capacity > 0
-        assert (told.units, told.resident_bytes) == (None, None)
-        with pytest.raises(Unsupported, match="fixed size"):
-            await ask.resize_memory("worker-0", MemoryBody(capacity=64))
+        assert told.units is None
+        half = await ask.resize_memory("worker-0", MemoryBody(capacity=told.capacity // 2))
+        assert half.capacity == told.capacity // 2 // told.page_tokens * told.page_tokens
+        assert (half.released_bytes, half.reason) == ((told.resident_bytes or 0) - (half.resident_bytes or 0), "")
+        assert half.released_bytes > 0
+        again = await ask.resize_memory("worker-0", MemoryBody(capacity=told.capacity + 64))
+        assert (again.capacity, again.reason) == (told.capacity, "the engine was started with no more room")
         for name in ("worker-9", "no.such*name"):
             with pytest.raises(NotFound, match="there is no instance"):
                 await ask.resize_memory(name, MemoryBody(capacity=64))

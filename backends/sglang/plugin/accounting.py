@@ -31,6 +31,8 @@ def measure(agent: "RankAgent") -> wire.LoadSnapshot:
         step_count=scheduler.forward_ct,
         submits_seen=agent.submits_seen,
         prefill_tokens=agent.prefill_tokens,
+        # Set when a request was refused for what those that run may still come to; until one of them leaves.
+        batch_full=bool(scheduler.running_batch.batch_is_full),
     )
 
 

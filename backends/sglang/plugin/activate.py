@@ -25,6 +25,12 @@ LAYERS_PER_GROUP_VARIABLE = "MESHIFT_LAYERS_PER_GROUP"
 CAPACITY_VARIABLE = "MESHIFT_KV_CAPACITY"
 """Set: the KV capacity to start with, in tokens, where SGLang's own setting says how far it may grow."""
 
+MOVABLE_LAYERS_VARIABLE = "MESHIFT_MOVABLE_LAYERS"
+"""`1`: every rank builds all layers of the model, those of other stages without memory, so that layers can move."""
+
+LAYER_COPIES_VARIABLE = "MESHIFT_LAYER_COPIES_BYTES"
+"""Host memory of each rank for weights of layers that it has had."""
+
 ENGINE_VARIABLE = "MESHIFT_ENGINE"
 """`1`: this process is a rank of a meshift worker. Only the worker sets it, for its ranks."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.runtime_context import get_parallel
 
 from meshift.backends.base import Refusal
 from meshift.backends.sglang import wire, wire_moves
@@ -19,12 +20,16 @@ from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.context import RankContext
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv, describe
+from meshift.backends.sglang.plugin.layers.rank import RankLayers
 from meshift.backends.sglang.plugin.moves_in import MovesIn
 from meshift.backends.sglang.plugin.moves_out import MovesOut
 from meshift.schemas.base import count_tokens
 
 HEARTBEAT_S = 0.25
 """The load is reported at least this often while the scheduler's loop turns."""
+
+IDLE_S = 1.0
+"""How long an idle loop sleeps, as SGLang's own does: commands wake it."""
 
 
 class RankAgent:
@@ -50,12 +55,14 @@ class RankAgent:
         """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
+        self.layers: RankLayers
 
     def start_moving(self, data: DataPlane) -> None:
         """The KV pool exists: requests may leave and arrive."""
         kv = RankKv(self._scheduler.token_to_kv_pool_allocator.get_kvcache(), describe(self._scheduler))
         self.moves_out = MovesOut(self._scheduler, self, self._batches, kv, data)
         self.moves_in = MovesIn(self._scheduler, self, self._batches, kv, data)
+        self.layers = RankLayers(self._scheduler, self, kv, data)
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         """What SGLang's dispatcher calls for each command."""
@@ -77,6 +84,7 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
+            **self.layers.handlers(),
         }
 
     # ---- seams of the scheduler's loop ----
@@ -105,18 +113,28 @@ class RankAgent:
     def at_boundary(self, running_batch: Any) -> Any:
         """Before the next batch of this micro-batch is chosen: its running batch without those that leave now, and
         with those that enter."""
+        self._answer_resizes(self._scheduler.kv_capacity.go_on(self.rank, self.iteration))
         self.moves_out.act()
         return self._batches.merge_into(running_batch)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no move holds anything here."""
-        return self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
+        """Whether no move holds anything here, and no commit of layers is under way."""
+        moves_idle = self.moves_out.is_idle and not (len(self._batches) or len(self.moves_in.reservations))
+        return moves_idle and self.layers.is_idle
 
     @property
     def has_work(self) -> bool:
         """Whether the next boundary brings anything by itself."""
-        return bool(len(self._batches)) or self.moves_out.has_work
+        waits = self._scheduler.kv_capacity.has_work or not self.layers.is_idle
+        return bool(len(self._batches)) or self.moves_out.has_work or waits
+
+    @property
+    def sleep_s(self) -> float:
+        """How long the loop may sleep, where it has no requests: not long while something is tried anew each turn, a
+        move holds memory, or later stages, which turn with this one, may have to end what has ended here."""
+        is_waiting = self._flush_wanted or bool(self._unheard_cancels) or not self.is_idle
+        return HEARTBEAT_S if is_waiting or get_parallel().pp_size > 1 else IDLE_S
 
     def _report(self) -> None:
         self._queue_changed = False
@@ -186,9 +204,14 @@ class RankAgent:
 
     def _resize(self, command: wire.ResizeKv) -> None:
         self._queue_changed = True
-        answer = self._scheduler.kv_capacity.resize(command, self._context.rank, self.iteration)
-        self._report()
-        self._context.outbox.send(answer)
+        self._answer_resizes(self._scheduler.kv_capacity.resize(command, self.rank, self.iteration))
+
+    def _answer_resizes(self, answers: Sequence[wire.KvResized]) -> None:
+        """The load first, so that the worker knows it by then."""
+        if answers:
+            self._report()
+        for answer in answers:
+            self._context.outbox.send(answer)
 
     def _tell_memory(self, command: wire.AskMemory) -> None:
         self._report()
@@ -215,6 +238,11 @@ class RankAgent:
     def scheduler(self) -> Any:
         """SGLang's."""
         return self._scheduler
+
+    @property
+    def batches(self) -> Batches:
+        """What is running and launched."""
+        return self._batches
 
     @property
     def live(self) -> dict[str, Any]:
@@ -246,6 +274,10 @@ class RankAgent:
         if len(self._rows):
             self._report()
         self._context.outbox.send(kind(rank=self.rank, nonce=nonce, iteration=self.iteration, **fields))
+
+    def tell(self, report: wire.Report) -> None:
+        """Tell the worker what it hasn't asked."""
+        self._context.outbox.send(report)
 
     def refuse_move(self, nonce: int, refusal: Refusal, message: str) -> None:
         """Tell the worker that nothing was done."""

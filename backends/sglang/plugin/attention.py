@@ -103,6 +103,10 @@ class MeshCpuAttention(MeshAttention):
         super().__init__(model_runner)
         self._places = LayerPlaces()
 
+    def forget_layers(self) -> None:
+        """The pool has other layers now: keep nobody's memory."""
+        self._places = LayerPlaces()
+
     def _kernel(self, query: torch.Tensor, layer: Any, batch: AttentionBatch) -> Compute | None:
         pool, layer_id = self.token_to_kv_pool, layer.layer_id
         place = self._places.of(layer_id, pool.get_key_buffer(layer_id), pool.get_value_buffer(layer_id))

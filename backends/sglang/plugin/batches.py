@@ -37,6 +37,14 @@ class Batches:
         """Requests on their way into a batch."""
         return [req for _, batch, _ in self._entering for req in batch.reqs]
 
+    def running(self) -> list[Any]:
+        """The batches that requests are in between two steps, in the same order on all ranks."""
+        scheduler = self._scheduler
+        batches = [scheduler.running_batch, scheduler.last_batch]
+        if get_parallel().pp_size > 1:
+            batches = [*scheduler.running_mbs, *scheduler.last_mbs, *batches]
+        return list({id(batch): batch for batch in batches if batch is not None}.values())
+
     def is_launched(self, req: Any) -> bool:
         """Whether a step with it is launched and not processed."""
         return any(req in batch.reqs for batch in self._launched())
@@ -54,11 +62,7 @@ class Batches:
     def remove(self, req: Any) -> None:
         """Take it out of the batches. What the overlap scheduler has launched goes on, on a copy of its batch: the
         request is free at the next boundary only."""
-        scheduler = self._scheduler
-        batches = [scheduler.running_batch, scheduler.last_batch]
-        if get_parallel().pp_size > 1:
-            batches += [*scheduler.running_mbs, *scheduler.last_mbs]
-        for batch in {id(batch): batch for batch in batches if batch is not None}.values():
+        for batch in self.running():
             if req in batch.reqs:
                 batch.filter_batch(reqs_to_exclude=[req])
                 batch.batch_is_full = False

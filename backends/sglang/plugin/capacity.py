@@ -1,15 +1,19 @@
 """The number of KV slots of a running scheduler, changed at one point of the request stream.
 
 Every rank does this in the same iteration from the same state, and so gives up, or takes back, the same pages. Cached
-prefixes go first. Running requests keep their memory unless the command says that they may be preempted."""
+prefixes go first. Running requests keep their memory unless the command says that they may be preempted; with several
+stages it goes on over some iterations then, until no step with them is launched (`preemption.py`)."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshift.backends.sglang import wire
+from meshift.backends.sglang.plugin.preemption import Doomed, Retractions
 from meshift.kv_memory.arena import ArenaExhausted
 from meshift.kv_memory.block_table import pick_pages
 
@@ -20,6 +24,24 @@ _HOLDERS = ("pool_stats_observer", "invariant_checker", "load_inquirer", "kv_eve
 """Parts of SGLang's scheduler that keep a copy of the capacity."""
 
 
+TURNS_MAX = 256
+"""Step boundaries at which a resize goes on."""
+
+
+@dataclass(slots=True)
+class _Resizing:
+    """A command that is being carried out."""
+
+    command: wire.ResizeKv
+    wanted: int
+    """In tokens, whole pages."""
+    doomed: Doomed
+    evicted: int = 0
+    released: int = 0
+    turns: int = 0
+    duration_ns: int = 0
+
+
 class KvCapacity:
     """One per scheduler. `given_up` are pages that SGLang's allocator has never seen or has been relieved of."""
 
@@ -28,6 +50,10 @@ class KvCapacity:
         self._allocator = scheduler.token_to_kv_pool_allocator
         self._page_size: int = self._allocator.page_size
         self._given_up = torch.empty(0, dtype=torch.int64)
+        self._resizing: _Resizing | None = None
+        self.growth_obstacle = ""
+        """Why it may not grow now; empty if it may."""
+        self._retractions: Retractions | None = None
         clear = self._allocator.clear
 
         def clear_but_given_up() -> None:
@@ -38,42 +64,76 @@ class KvCapacity:
 
         self._allocator.clear = clear_but_given_up
 
+    @property
+    def given_up(self) -> NDArray[np.int64]:
+        """Pages that hold nothing and may not be written."""
+        pages: NDArray[np.int64] = self._given_up.numpy()
+        return pages
+
     def start_with(self, capacity: str | None) -> None:
         """Before the first request: give up what lies beyond the capacity, in tokens, to grow into later."""
         if capacity is not None:
             beyond = self._scheduler.max_total_num_tokens - self._whole_pages(int(capacity))
             self._shrink(self._allocator.get_kvcache(), max(0, beyond))
 
-    def resize(self, command: wire.ResizeKv, rank: int, iteration: int) -> wire.KvResized:
-        """Come as close to the wanted capacity as the command allows; what was done."""
-        start_ns = time.monotonic_ns()
-        scheduler = self._scheduler
-        before, wanted = scheduler.max_total_num_tokens, self._whole_pages(command.capacity)
-        pool = self._allocator.get_kvcache()
-        cached = scheduler.tree_cache.evictable_size()
-        preempted, released, reason = 0, 0, ""
-        if wanted < before:
-            floor = self._floor()
-            if wanted < floor:
-                wanted, reason = floor, f"a request here may need {floor} tokens"
-            preempted = self._make_room(before - wanted, command.preempt)
-            released = self._shrink(pool, before - wanted)
-        elif wanted > before:
-            reason = self._grow(pool, wanted - before)
-        return wire.KvResized(
-            rank=rank,
-            nonce=command.nonce,
-            iteration=iteration,
-            capacity=scheduler.max_total_num_tokens,
-            request_tokens_max=scheduler.request_tokens_max(),
-            evicted=max(0, cached - scheduler.tree_cache.evictable_size()),
-            preempted=preempted,
-            released_bytes=released,
-            resident_bytes=pool.resident_bytes() if hasattr(pool, "resident_bytes") else 0,
-            units=pool.units() if hasattr(pool, "units") else None,
-            reason=reason or self._why_not(wanted),
-            duration_ns=time.monotonic_ns() - start_ns,
-        )
+    def resize(self, command: wire.ResizeKv, rank: int, iteration: int) -> list[wire.KvResized]:
+        """Come as close to the wanted capacity as the command allows; answers to give. This command's is among them
+        unless requests have to go of which a step is launched: `go_on` has it then."""
+        answers = self._finish(rank, iteration, "another resize came") if self._resizing else []
+        batches = self._scheduler.agent.batches
+        self._retractions = self._retractions or Retractions(self._scheduler, batches)
+        doomed = Doomed(self._scheduler, batches, self._retractions)
+        self._resizing = _Resizing(command, self._whole_pages(command.capacity), doomed)
+        return [*answers, *self.go_on(rank, iteration)]
+
+    def go_on(self, rank: int, iteration: int) -> list[wire.KvResized]:
+        """At every step boundary, the same on all ranks; answers to give."""
+        if self._retractions:
+            self._retractions.requeue()
+        resizing = self._resizing
+        if resizing is None:
+            return []
+        begun_ns = time.monotonic_ns()
+        change = resizing.wanted - self._scheduler.max_total_num_tokens
+        if change > 0:
+            reason: str | None = self.growth_obstacle or self._grow(self._allocator.get_kvcache(), change)
+        else:
+            reason = self._make_room(resizing)
+        if self._retractions:
+            self._retractions.requeue()
+        resizing.duration_ns += time.monotonic_ns() - begun_ns
+        return [] if reason is None else self._finish(rank, iteration, reason)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `go_on` has anything to do."""
+        return self._resizing is not None or bool(self._retractions)
+
+    def is_preempting(self, req: Any) -> bool:
+        """Whether it is in no batch any more, and not in the queue yet."""
+        return self._retractions is not None and req in self._retractions
+
+    def _finish(self, rank: int, iteration: int, reason: str) -> list[wire.KvResized]:
+        scheduler, pool, resizing = self._scheduler, self._allocator.get_kvcache(), self._resizing
+        assert resizing is not None
+        self._resizing = None
+        is_reached = scheduler.max_total_num_tokens == resizing.wanted
+        return [
+            wire.KvResized(
+                rank=rank,
+                nonce=resizing.command.nonce,
+                iteration=iteration,
+                capacity=scheduler.max_total_num_tokens,
+                request_tokens_max=scheduler.request_tokens_max(),
+                evicted=resizing.evicted,
+                preempted=resizing.doomed.preempted,
+                released_bytes=resizing.released,
+                resident_bytes=pool.resident_bytes() if hasattr(pool, "resident_bytes") else 0,
+                units=pool.units() if hasattr(pool, "units") else None,
+                reason="" if is_reached else reason or "requests hold the rest",
+                duration_ns=resizing.duration_ns,
+            )
+        ]
 
     def tell(self, command: wire.AskMemory, rank: int, iteration: int) -> wire.KvMemory:
         """What holds KV now."""
@@ -89,9 +149,6 @@ class KvCapacity:
     def _whole_pages(self, tokens: int) -> int:
         return max(tokens // self._page_size, 1) * self._page_size
 
-    def _why_not(self, wanted: int) -> str:
-        return "" if self._scheduler.max_total_num_tokens == wanted else "requests hold the rest"
-
     def _floor(self) -> int:
         """Less would leave a request that is here already without hope."""
         demands = [
@@ -102,26 +159,28 @@ class KvCapacity:
         capacity: int = self._scheduler.max_total_num_tokens
         return min(capacity, -(-room // self._page_size) * self._page_size)
 
-    def _make_room(self, tokens: int, preempt: bool) -> int:
-        """Evict cached prefixes, then preempt, if allowed, until so many tokens are free; how many were preempted."""
-        scheduler, allocator = self._scheduler, self._allocator
-        allocator.evict_to_free_tokens(scheduler.tree_cache, tokens)
-        batch, preempted = scheduler.running_batch, []
-        while preempt and allocator.available_size() < tokens and scheduler.pp_group.world_size == 1:
-            alive = [index for index, req in enumerate(batch.reqs) if not req.finished() and req.kv.holds_kv]
-            if not alive:
-                break
-            order = batch._get_decode_retraction_order([batch.reqs[index] for index in alive])
-            index = alive[order[-1]]
-            req = batch.reqs[index]
-            batch.release_req(index, len(alive) - 1)
-            batch.filter_batch(keep_indices=[other for other in range(len(batch.reqs)) if other != index])
-            batch.batch_is_full = False
-            preempted.append(req)
-            allocator.evict_to_free_tokens(scheduler.tree_cache, tokens)
-        for req in preempted:
-            scheduler._add_request_to_queue(req, is_retracted=True)
-        return len(preempted)
+    def _make_room(self, resizing: "_Resizing") -> str | None:
+        """Give up pages: free ones, then cached prefixes', then, if allowed, those of requests. Why it isn't more;
+        None: more will go at later boundaries."""
+        floor = self._floor()
+        tokens = self._scheduler.max_total_num_tokens - max(resizing.wanted, floor)
+        resizing.turns += 1
+        waits = False
+        if self._missing(resizing, tokens) > 0 and resizing.command.preempt:
+            waits = resizing.doomed.go(lambda: self._missing(resizing, tokens))
+        # What is free goes at once, or those who wait would have it.
+        resizing.released += self._shrink(self._allocator.get_kvcache(), tokens) if tokens > 0 else 0
+        if waits and self._scheduler.max_total_num_tokens > max(resizing.wanted, floor):
+            return None if resizing.turns < TURNS_MAX else ""
+        return f"a request here may need {floor} tokens" if floor > resizing.wanted else ""
+
+    def _missing(self, resizing: "_Resizing", tokens: int) -> int:
+        """How many of the tokens neither are free nor can be, by evicting cached prefixes, which is done."""
+        tree, allocator = self._scheduler.tree_cache, self._allocator
+        cached = tree.evictable_size()
+        allocator.evict_to_free_tokens(tree, tokens)
+        resizing.evicted += cached - tree.evictable_size()
+        return tokens - int(allocator.available_size())
 
     def _shrink(self, pool: Any, tokens: int) -> int:
         """Give up free pages for as many of the tokens as are free; bytes that went back."""

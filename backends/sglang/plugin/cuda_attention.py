@@ -30,10 +30,11 @@ class TritonAttention(MeshAttention):
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self._places: dict[int, KvPlace] = {}
-        self._query_longest = 0
+        self._query_longest = self._longest = 0
 
     def _begin_step(self, batch: AttentionBatch) -> None:
-        self._query_longest = int((batch.query_starts[1:] - batch.query_starts[:-1]).max())
+        counts = batch.query_starts[1:] - batch.query_starts[:-1]
+        self._query_longest, self._longest = torch.stack((counts.max(), batch.lengths.max())).tolist()
 
     def _kernel(self, query: torch.Tensor, layer: Any, batch: AttentionBatch) -> Compute | None:
         from meshift.kernels import triton_attention
@@ -44,7 +45,7 @@ class TritonAttention(MeshAttention):
 
         def compute() -> torch.Tensor:
             out = torch.empty_like(query)
-            triton_attention.attend(query, place, batch, out, layer.scaling, self._query_longest)
+            triton_attention.attend(query, place, batch, out, layer.scaling, self._query_longest, self._longest)
             return out
 
         return compute

@@ -1,5 +1,7 @@
 """A rank's KV memory on a GPU: units of 2 MiB of the CUDA driver's virtual memory, layers stacked k by k."""
 
+from typing import Any
+
 import torch
 
 from meshift.backends.sglang.plugin.pool import ArenaKvPool
@@ -13,6 +15,23 @@ class CudaArenaKvPool(ArenaKvPool):
     """As on a CPU; slots lie at one stride here too, so SGLang's own attention backends that mind strides serve it."""
 
     granule = CUDA_UNIT_BYTES
+    marks_stores = False
+    # It waits for the device, which a graph that is being captured can't; and a graph's replay stores nothing here.
+
+    _steps: Any = None
+    """The event of the last step that was given to the device."""
+
+    def after_step(self, slots: torch.Tensor | None, stream: Any = None) -> None:
+        """The event first: who finds the mark finds the event of that step, or of a later one."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream or torch.cuda.current_stream())
+        self._steps = event
+        super().after_step(slots, stream)
+
+    def await_steps(self) -> None:
+        """A step may have been launched on another stream, and be marked, but not done."""
+        if self._steps is not None:
+            torch.cuda.current_stream().wait_event(self._steps)
 
     def resident_bytes(self) -> int:
         """What is committed: the driver gives all of a unit at once."""
@@ -58,4 +77,3 @@ class CudaArenaKvPool(ArenaKvPool):
         """SGLang's own kernel takes buffers for contiguous."""
         self.k_buffer[layer_idx][loc] = cache_k
         self.v_buffer[layer_idx][loc] = cache_v
-        self._mark(loc)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.context import Outbox
-from meshift.kv_memory.data_thread import DataThread
+from meshift.kv_memory.data_thread import DataThread, OnDone, OnQuiet
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import TransportLimits, create_transport
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
@@ -81,6 +81,17 @@ class DataPlane:
 
         for transfer_id in left:
             self._thread.quiesce(transfer_id, note)
+
+    def post(self, address: Address, patch: Patch, timeout_s: float, on_done: OnDone) -> None:
+        """As `DataThread.post`; what it would raise goes to `on_done`. Any thread."""
+        try:
+            self._thread.post(address, patch, timeout_s, on_done)
+        except TransportError as error:
+            on_done(error)
+
+    def quiesce(self, transfer_id: str, on_quiet: OnQuiet) -> None:
+        """As `DataThread.quiesce`."""
+        self._thread.quiesce(transfer_id, on_quiet)
 
     def send(self, round_: Round, address: Address, patch: Patch, release: Callable[[], None]) -> None:
         """Have a patch sent, after those of its transfer that were handed over before; its payload must stay as it is

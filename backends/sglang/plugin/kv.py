@@ -1,6 +1,7 @@
 """A rank's KV pool as its rectangle of the KV matrix: which cells it holds, and copies of some of them."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class RankKv:
         """`pool` is SGLang's, `share` what `describe` says of it."""
         self._pool = pool
         self.share = share
+        self.on_written: Callable[[int], None] = lambda _: None
+        """Is told of how many tokens `mark_written` was."""
         self._copies = _fastest_copies(self._pool.device)
 
     def byte_count(self, rectangle: Rectangle) -> int:
@@ -38,6 +41,8 @@ class RankKv:
         key = buffers[0][0]
         shape = staging_shape(buffers, rectangle.tokens)
         host = torch.frombuffer(out, dtype=torch.uint8).view(key.dtype).view(shape)
+        if hasattr(self._pool, "await_steps"):
+            self._pool.await_steps()
         if key.device.type == "cpu":
             self._copies.gather_slots(buffers, slots, host)
         else:
@@ -52,9 +57,13 @@ class RankKv:
         if raw.numel() != key.element_size() * torch.Size(shape).numel():
             raise ValueError(f"{raw.numel()} bytes are not those of {rectangle}")
         self._copies.scatter_slots(raw.view(key.dtype).view(shape).to(key.device), slots, buffers)
+        if key.device.type == "cuda":
+            # Steps read it from other streams, as soon as the worker has heard that it is there.
+            torch.cuda.current_stream().synchronize()
 
     def mark_written(self, slots: torch.Tensor) -> None:
         """On the step thread: what was scattered there counts from now on, for a pool that keeps account of it."""
+        self.on_written(len(slots))
         if hasattr(self._pool, "mark_written"):
             self._pool.mark_written(slots)
 
@@ -92,8 +101,13 @@ def describe(scheduler: Any) -> wire.Share:
         head_end=head_start + heads,
         head_dim=getattr(pool, "head_dim", 0),
         dtype=str(pool.store_dtype).removeprefix("torch."),
-        obstacle=_obstacle(pool, heads * parallel.tp_size, config.get_total_num_kv_heads()),
+        obstacle=_speculation(scheduler) or _obstacle(pool, heads * parallel.tp_size, config.get_total_num_kv_heads()),
     )
+
+
+def _speculation(scheduler: Any) -> str:
+    """Drafts have KV that isn't in the pool, and steps write slots that they don't name."""
+    return "" if scheduler.spec_algorithm.is_none() else "speculative decoding"
 
 
 def _obstacle(pool: Any, heads_held: int, heads: int) -> str:

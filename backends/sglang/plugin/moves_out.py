@@ -145,6 +145,12 @@ class MovesOut:
         self._agent.record_abort(req, None)
         return True
 
+    def break_off(self, reason: str) -> None:
+        """No round that is under way can be carried on; what is frozen stays so."""
+        rounds, self._sending = self._sending, []
+        for sending in rounds:
+            self._agent.refuse_move(sending.command.nonce, Refusal.BROKEN, reason)
+
     # ---- at a step boundary ----
 
     def act(self) -> None:
@@ -242,6 +248,8 @@ class MovesOut:
             return Refusal.BUSY, "the request is frozen"
         if req in self._batches.entering:
             return Refusal.BUSY, "the request is on its way into a batch"
+        if self._scheduler.kv_capacity.is_preempting(req):
+            return Refusal.BUSY, "the request is being preempted"
         if req in self._scheduler.grammar_manager.grammar_queue:
             return Refusal.BUSY, "its schema is being compiled"
         if req.kv.holds_kv and (self._batches.is_in_prefill(req) or not req.output_ids):

@@ -10,6 +10,7 @@ On a GPU: `cuda_pool.py`.
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, move_kv_cache_nat
 
 from meshift.backends.sglang import wire
 from meshift.backends.sglang.plugin.activate import LAYERS_PER_GROUP_VARIABLE
+from meshift.backends.sglang.plugin.layers.pool import LayerBuffers, MovableLayers
 from meshift.kernels.cpu.check import kernel_problem
 from meshift.kernels.cpu.slots import store_tokens
 from meshift.kernels.places import LayerPlaces
@@ -35,8 +37,12 @@ def pool_class() -> type:
     return ArenaKvPool if os.environ.get(LAYERS_PER_GROUP_VARIABLE) else MeshKvPool
 
 
-class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
-    """SGLang's own buffers. Every write through the pool marks the slots, after they are written."""
+class MeshKvPool(MovableLayers, MHATokenToKVPool):  # type: ignore[misc]
+    """SGLang's own buffers. Who writes marks the slots, after they are written: the pool what goes through it, the
+    scheduler what a step has written (`after_step`), whether the pool was asked or a CUDA graph replayed."""
+
+    marks_stores = True
+    """Whether each layer's store marks too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._places = LayerPlaces()
@@ -45,14 +51,21 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
         self.dirty = DirtyMap(self.size + self.page_size)
 
     def _store_kv_layer(self, layer_idx: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
-        place = None
-        if self._compiled:
-            place = self._places.of(layer_idx, self.k_buffer[layer_idx], self.v_buffer[layer_idx])
-        if place is None or not _stores(loc, cache_k, cache_v):
+        if not self._compiled or not self._store_compiled(layer_idx, loc, cache_k, cache_v):
             super()._store_kv_layer(layer_idx, loc, cache_k, cache_v)
-        else:
-            store_tokens(place, loc, cache_k, cache_v)
-        self._mark(loc)
+        if self.marks_stores:
+            self._mark(loc)
+
+    def _store_compiled(self, layer_idx: int, loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether the compiled write takes these: int64 slots, and tokens whose heads are contiguous."""
+        place = self._places.of(layer_idx, self.k_buffer[layer_idx], self.v_buffer[layer_idx])
+        if place is None:
+            return False
+        try:
+            store_tokens(place, loc, key, value)
+        except ValueError:
+            return False
+        return True
 
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         super().move_kv_cache(tgt_loc, src_loc)
@@ -66,6 +79,15 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
         """Somebody else has written these."""
         self._mark(slots)
 
+    def after_step(self, slots: torch.Tensor | None, stream: Any = None) -> None:
+        """A step that writes these (None: it doesn't say, and writes none) was given to the device, on that stream of
+        it."""
+        if slots is not None:
+            self._mark(slots)
+
+    def await_steps(self) -> None:
+        """Before slots are read that were marked: what the device does next comes after the steps so far."""
+
     def give_up_pages(self, pages: ArrayLike) -> int:
         """These hold nothing any more; bytes that went back to the system."""
         return 0
@@ -75,12 +97,16 @@ class MeshKvPool(MHATokenToKVPool):  # type: ignore[misc]
 
     def resident_bytes(self) -> int:
         """What the system keeps in memory for K and V."""
-        tensors = (*self.k_buffer, *self.v_buffer)
+        tensors = (*self.k_buffer, *self.v_buffer, *(tensor for pair in self.staged.values() for tensor in pair))
         return sum(resident_bytes(tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
 
     def units(self) -> wire.KvUnits | None:
         """Those of stacked layers; None: one slab a layer, shared out token by token."""
         return None
+
+    def _switch_layers(self, start: int, end: int) -> None:
+        # Places keep memory; they are made again for what is here now.
+        self._places = LayerPlaces()
 
     def _mark(self, slots: torch.Tensor) -> None:
         if self.dirty.readers:
@@ -101,6 +127,7 @@ class ArenaKvPool(MeshKvPool):
             setattr(self, f"{name}_buffer", None)
         self.stacking = stacking_for(self, self.granule)
         self.arenas: dict[int, Arena] = {}
+        self._staged_arenas: dict[int, Arena] = {}
         self._memory: dict[int, torch.Tensor] = {}
         for group in self._groups():
             self.arenas[group], self._memory[group] = self._new_arena()
@@ -113,14 +140,15 @@ class ArenaKvPool(MeshKvPool):
 
     def give_up_pages(self, pages: ArrayLike) -> int:
         given = np.asarray(pages, np.int64)
-        for arena in self.arenas.values():
+        arenas = self._all_arenas()
+        for arena in arenas:
             arena.release(given)
-        return len(given) * self.stacking.unit_bytes * len(self.arenas)
+        return len(given) * self.stacking.unit_bytes * len(arenas)
 
     def take_back_pages(self, pages: ArrayLike) -> None:
         done: list[Arena] = []
         try:
-            for arena in self.arenas.values():
+            for arena in self._all_arenas():
                 arena.commit(pages)
                 done.append(arena)
         except BaseException:
@@ -129,7 +157,7 @@ class ArenaKvPool(MeshKvPool):
             raise
 
     def resident_bytes(self) -> int:
-        return sum(resident_bytes(arena.base, arena.units * arena.unit_bytes) for arena in self.arenas.values())
+        return sum(resident_bytes(arena.base, arena.units * arena.unit_bytes) for arena in self._all_arenas())
 
     def units(self) -> wire.KvUnits:
         stacking, last = self.stacking, self.stacking.groups - 1
@@ -145,6 +173,34 @@ class ArenaKvPool(MeshKvPool):
             committed=sum(arena.committed for arena in self.arenas.values()),
             waste_bytes=sum(arena.committed * stacking.waste_bytes(group) for group, arena in self.arenas.items()),
         )
+
+    def _new_layers(self, layers: Sequence[int], given_up: ArrayLike) -> dict[int, LayerBuffers]:
+        k = self.stacking.layers_per_group
+        absent = np.asarray(given_up, np.int64)
+        for group in sorted({layer // k for layer in layers}):
+            arena, self._memory[group] = self._new_arena()
+            arena.release(absent)
+            self._staged_arenas[group] = arena
+        return {layer: self._layer_view(layer) for layer in layers}
+
+    def _unstage_layers(self) -> None:
+        for group in self._staged_arenas:
+            del self._memory[group]
+        self._staged_arenas = {}
+
+    def _switch_layers(self, start: int, end: int) -> None:
+        super()._switch_layers(start, end)
+        self.arenas = dict(sorted({**self.arenas, **self._staged_arenas}.items()))
+        self._staged_arenas = {}
+        wanted = set(self._groups())
+        for group in [group for group in self.arenas if group not in wanted]:
+            # Its views keep the memory until the last of them goes.
+            del self.arenas[group], self._memory[group]
+        self.stacking = stacking_for(self, self.granule)
+
+    def _all_arenas(self) -> list[Arena]:
+        """Those of layers that are to come, too."""
+        return [*self.arenas.values(), *self._staged_arenas.values()]
 
     def _groups(self) -> range:
         k = self.stacking.layers_per_group
@@ -175,7 +231,7 @@ def stacking_for(pool: Any, granule: int) -> Stacking:
     """The units of a pool, multiples of `granule` bytes. Raises ValueError where groups would be cut between stages, or
     where pages of this size can't fill units of whole granules: SGLang's own code needs slots at one stride."""
     k = int(os.environ[LAYERS_PER_GROUP_VARIABLE])
-    if pool.start_layer % k:
+    if pool.start_layer % k and pool.layer_num:
         low = pool.start_layer // k * k
         raise ValueError(f"a stage starts at layer {pool.start_layer}; with {k} layers a group: at {low} or {low + k}")
     sizes = {"heads": pool.head_num, "head_dim": pool.head_dim, "element_bytes": pool.store_dtype.itemsize}
@@ -186,17 +242,3 @@ def stacking_for(pool: Any, granule: int) -> Stacking:
         step = page_step(stacking.token_stride, granule)
         raise ValueError(f"page_size must be a multiple of {step} for {k} layers a group, not {pool.page_size}")
     return stacking
-
-
-def _stores(loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the compiled write takes these: int64 slots, and tokens whose heads are contiguous."""
-    return (
-        loc.dtype == torch.int64
-        and loc.is_contiguous()
-        and all(
-            tensor.dim() == 3
-            and tensor.stride(2) == 1
-            and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2])
-            for tensor in (key, value)
-        )
-    )

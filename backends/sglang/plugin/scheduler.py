@@ -5,13 +5,14 @@ import os
 from typing import Any
 
 from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.managers.schedule_batch import NextBatchPlan
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 from meshift.backends.sglang.arguments import COMPUTE_NICENESS
 from meshift.backends.sglang.plugin import context, grammar
 from meshift.backends.sglang.plugin.activate import CAPACITY_VARIABLE
-from meshift.backends.sglang.plugin.agent import HEARTBEAT_S, RankAgent
+from meshift.backends.sglang.plugin.agent import RankAgent
 from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import describe
@@ -96,6 +97,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             "layers": self.model_config.num_hidden_layers,
             "obeys_schemas": self.grammar_manager.grammar_backend is not None,
             "share": describe(self),
+            "movable": self.agent.layers.describe(),
         }
         return {**super().get_init_info(), "meshift": ours}
 
@@ -107,8 +109,26 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         self.agent.end_ingest()
         return received
 
+    def _poll_timeout_aborts(self) -> list[Any]:
+        return [*super()._poll_timeout_aborts(), *self.agent.layers.due_commands()]
+
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
-        return super().get_next_batch_to_run(running_batch=self.agent.at_boundary(running_batch), last_batch=last_batch)
+        running_batch, layers = self.agent.at_boundary(running_batch), self.agent.layers
+        can_step = bool(running_batch.reqs or self.waiting_queue or (last_batch and last_batch.reqs))
+        if layers.holds_back(can_step):
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        plan = super().get_next_batch_to_run(running_batch=running_batch, last_batch=last_batch)
+        layers.before_launch(plan.batch_to_run)
+        return plan
+
+    def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        slots = batch.out_cache_loc
+        result = super().run_batch(batch, *args, **kwargs)
+        pool = self.token_to_kv_pool_allocator.get_kvcache()
+        if hasattr(pool, "after_step"):
+            pool.after_step(slots, self.forward_stream if self.enable_overlap else None)
+        self.agent.layers.after_launch(0 if slots is None else len(slots))
+        return result
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
         prefilled = batch.extend_num_tokens if batch.forward_mode.is_extend() else 0
@@ -129,10 +149,10 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             self.maybe_sleep_on_idle()
 
     def maybe_sleep_on_idle(self) -> None:
-        """Sleep until a command comes or the next heartbeat is due. The leading rank only: later ones wait for it,
-        and a sleep of their own would add to its."""
+        """Sleep until a command comes or the loop is to turn again. The leading rank only: later ones wait for it, and
+        a sleep of their own would add to its."""
         if self.idle_sleeper is not None:
-            self.idle_sleeper.poller.poll(int(HEARTBEAT_S * 1000))
+            self.idle_sleeper.poller.poll(int(self.agent.sleep_s * 1000))
 
     # ---- requests ----
 

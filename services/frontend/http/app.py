@@ -17,6 +17,7 @@ from meshift.services.frontend.http.access import Access, KeyCheck
 from meshift.services.frontend.http.admin import add_admin_routes
 from meshift.services.frontend.http.body import BodyTooLarge, DrainingResponse
 from meshift.services.frontend.http.errors import describe_error
+from meshift.services.frontend.http.layouts import add_layout_routes
 from meshift.services.frontend.http.middleware import Boundary
 from meshift.services.frontend.http.observing import HttpCounters, Observed
 from meshift.services.frontend.http.schemas import Health, ModelCard, ModelList, Readiness
@@ -75,6 +76,7 @@ def create_app(
     if metrics is not None:
         _add_metrics_route(app, metrics)
     add_admin_routes(app, frontend.operators, settings)
+    add_layout_routes(app, frontend.reconfiguring, settings)
     add_steering_routes(app, frontend, settings)
     return app
 

@@ -80,6 +80,7 @@ class CompletionResponse(Response):
         try:
             await run_while_connected(receive, self._run(scope, receive, bounded))
         finally:
+            bounded.close()
             self._on_end()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any
 
 from starlette.types import Message, Receive, Send
 
@@ -37,15 +38,52 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class BoundedSend:
-    """A send that doesn't wait for ever for a client that reads nothing: it raises `ClientGone`."""
+    """A send that doesn't wait for ever for a client that reads nothing: it raises `ClientGone`.
+
+    One timer watches all sends of an answer: one for each, and a stream has one a token, costs as much as the send.
+    To be closed.
+    """
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self._send = send
         self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._sender: asyncio.Task[Any] | None = None
+        """Who sends now."""
+        self._until_s = 0.0
+        self._too_long = False
 
     async def __call__(self, message: Message) -> None:
+        loop, sender = asyncio.get_running_loop(), asyncio.current_task()
+        assert sender is not None, "ASGI applications run in tasks"
+        self._until_s = loop.time() + self._timeout_s
+        if self._timer is None:
+            self._timer = loop.call_at(self._until_s, self._look)
+        cancels, self._sender = sender.cancelling(), sender
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except (TimeoutError, OSError) as error:
+            await self._send(message)
+        except OSError as error:
             raise ClientGone from error
+        except asyncio.CancelledError:
+            # Somebody else's cancellation goes before this one's.
+            if self._too_long and sender.uncancel() <= cancels:
+                raise ClientGone from None
+            raise
+        finally:
+            self._sender = None
+
+    def close(self) -> None:
+        """No send follows. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._sender is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._until_s:
+            self._timer = loop.call_at(self._until_s, self._look)
+        else:
+            self._too_long = True
+            self._sender.cancel()

@@ -13,6 +13,7 @@ from meshift.schemas.errors import (
     CallerError,
     ErrorCode,
     InvalidRequest,
+    LayoutDeclined,
     MeshError,
     MoveDeclined,
     NotFound,
@@ -112,7 +113,7 @@ def _describe_mesh_error(error: MeshError, request_id: str, retry_after_s: int) 
 def _code(error: MeshError) -> str:
     if isinstance(error, NotFound) and error.param == "model":
         return MODEL_NOT_FOUND
-    return error.refusal if isinstance(error, MoveDeclined) else error.code.value
+    return error.refusal if isinstance(error, MoveDeclined | LayoutDeclined) else error.code.value
 
 
 def _error_type(status: int) -> str:

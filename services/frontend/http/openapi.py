@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from meshift.schemas.admin import DrainBody, MoveBody
 from meshift.schemas.memory import MemoryBody
+from meshift.schemas.reconfiguring import ReconfigureBody
 from meshift.services.frontend.http.access import OPEN_PATHS
 from meshift.services.frontend.http.errors import ErrorEnvelope
 from meshift.services.frontend.http.schemas import ChatCompletion, ChatRequest, TextCompletion, TextRequest
@@ -51,7 +52,7 @@ ERRORS = {
     "401": "The API key is missing or wrong",
     "404": "There is no such model, request or instance; `param` says which",
     "408": "The body didn't come in time",
-    "409": "The request can't be moved so, now; `code` is the refusal, such as `busy` or `no_room`",
+    "409": "It can't be moved or changed so, now; `code` is the refusal, such as `busy` or `no_room`",
     "413": "The body, or its prompt, is too large",
     "415": "The body isn't said to be JSON",
     "429": "Too many requests; `Retry-After` says when to come back",
@@ -117,6 +118,8 @@ ORDER_ERRORS = ("400", "404", "408", "413", "415", "500", "503", "504")
 DRAIN_ROUTE = order_route(DrainBody, {"deadline_s": 30}, "429")
 MOVE_ROUTE = order_route(MoveBody, {"destination": "worker-2", "mode": "live", "wait": True}, "409")
 MEMORY_ROUTE = order_route(MemoryBody, {"capacity": 8192})
+RECONFIGURE_ROUTE = order_route(ReconfigureBody, {"layers": [20, 10], "dry_run": True}, "409")
+LAYOUT_ERRORS = error_responses("404", "503", "504")
 SCHEDULER_ERRORS = error_responses("400", "503", "504")
 EXPLAIN_ERRORS = error_responses("404")
 POLICY_ROUTE: dict[str, Any] = {
@@ -149,7 +152,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    taken: tuple[type[BaseModel], ...] = (ChatRequest, TextRequest, DrainBody, MoveBody, MemoryBody, PolicySettings)
+    taken: tuple[type[BaseModel], ...] = (
+        ChatRequest, TextRequest, DrainBody, MoveBody, MemoryBody, PolicySettings, ReconfigureBody,
+    )  # fmt: skip
     given: tuple[type[BaseModel], ...] = (ChatCompletion, TextCompletion, ErrorEnvelope)
     modes: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in taken]
     modes += [(model, "serialization") for model in given]

@@ -18,12 +18,29 @@ class ServerStartError(Exception):
     """The application didn't start; the log says why."""
 
 
+DATE_S = 1.0
+"""How often the `Date` of answers is set anew."""
+
+
 class _Server(uvicorn.Server):
     """Tells when it is up, and leaves the process alone: no signal handlers, no exit."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Serve no more. Idempotent."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Uvicorn's own wakes the process ten times a second, to see whether it is to leave."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_S):
+                    await self._leaving.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -93,7 +110,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Refuse new connections, let requests in flight end, cancel them after the grace. Idempotent."""
-        self._server.should_exit = True
+        self._server.leave()
         await self.wait()
 
     async def wait(self) -> None:

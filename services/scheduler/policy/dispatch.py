@@ -133,10 +133,13 @@ def fits(instance: InstanceObservation, demand: int, settings: DispatchSettings)
 
 
 def reach(instance: InstanceObservation, settings: DispatchSettings) -> float:
-    """The largest prompt that fits, in tokens. One that holds nothing takes whatever it can hold."""
+    """The largest prompt that fits, in tokens. One that holds nothing takes whatever it can hold; one whose batch is
+    full, none."""
     report, room = instance.report, instance.room
     if room >= report.capacity:
         return inf
+    if report.batch_full:
+        return 0.0
     return room - settings.margin_steps * (report.running + instance.charged_requests + 1)
 
 

@@ -99,10 +99,15 @@ def pair_instances(
 
 
 def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, now_s: float) -> list[Pair]:
-    """Where the head of a queue lacks room that another instance has, with the steps for its batch to grow: it goes
-    there, at the price of a message. A preempted request is such a head too. The ones that lack most first; each to the
-    freest that nobody waits at. Then those that such a head blocks."""
-    blocked = [item for item in instances if item.report.waiting and item.report.head_demand > item.free]
+    """Where the head of a queue lacks room that another instance has, with the steps for its batch to grow, or where an
+    engine admits nothing, for what its batch may grow to: it goes there, at the price of a message. A preempted request
+    is such a head too. The ones that lack most first; each to the freest that nobody waits at. Then those that such a
+    head blocks."""
+    blocked = [
+        item
+        for item in instances
+        if item.report.waiting and (item.report.batch_full or item.report.head_demand > item.free)
+    ]
     blocked.sort(key=lambda item: (not item.is_draining, item.free - item.report.head_demand, item.owner))
     open_ones = [item for item in instances if not item.is_draining and not item.report.waiting]
     freeness = {item.owner: migration_freeness(item, settings.sees_priorities) for item in open_ones}

@@ -102,8 +102,8 @@ def scale(
     now_s: float,
     held: HeldDemand = NOTHING_HELD,
 ) -> tuple[ScalingDecision, ScalingState]:
-    """One look at the live instances (the draining ones included), and at what waits for them at the scheduler. One instance is started or drained at a time, and
-    the figure must stay beyond the range for `sustain_s` anew for the next."""
+    """One look at the live instances (the draining ones included), and at what waits for them at the scheduler. One
+    is started or drained at a time, and the figure must stay beyond the range for `sustain_s` anew for the next."""
     serving = [item for item in instances if not item.is_draining]
     state = _after_starts(state, len(serving), settings, now_s)
     capacity = max((item.report.capacity for item in instances), default=0)

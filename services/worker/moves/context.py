@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from meshift.backends.base import Engine, EngineInfo, MovableEngine
 from meshift.kv_memory.layout import KvLayout
 from meshift.schemas.identity import Owner, RequestKey
+from meshift.services.worker.layouts.gate import LayoutGate
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.moves.base import Destinations
 from meshift.services.worker.moves.counters import MoveCounters
@@ -36,6 +37,7 @@ class MoveContext:
     announce: Callable[[RequestRecord], None]
     """Tells a record's frontend that this is its owner now."""
     moved: MovedAway
+    gate: LayoutGate
     counters: MoveCounters = field(default_factory=MoveCounters)
 
     @property
@@ -46,9 +48,9 @@ class MoveContext:
 
     @property
     def layout(self) -> KvLayout:
-        """The engine's, which moves."""
-        assert self.info.layout is not None
-        return self.info.layout
+        """The engine's, of now."""
+        assert self.gate.kv is not None
+        return self.gate.kv
 
     @property
     def rules(self) -> Rules:

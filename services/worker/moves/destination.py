@@ -83,6 +83,16 @@ class IncomingMoves:
             if incoming.state in (_S.RESERVING, _S.RESERVED):
                 self._abort(incoming, _E.ABORT, MoveRefusal.DRAINING, "it drains")
 
+    def halt(self) -> None:
+        """Give up what isn't being committed yet: the layout is about to change."""
+        for incoming in list(self._moves.values()):
+            if incoming.state in (_S.RESERVING, _S.RESERVED):
+                self._abort(incoming, _E.ABORT, MoveRefusal.RETRY, "the layout changes")
+
+    def under_way(self) -> int:
+        """Moves that the engine may still hold something of."""
+        return len(self._moves) + len(self._tasks)
+
     def stop(self) -> None:
         """The worker serves no more; the engine's end frees what is reserved."""
         for incoming in self._moves.values():
@@ -157,6 +167,8 @@ class IncomingMoves:
             return MoveRefusal.INCOMPATIBLE, f"requests of a {context.info.name} engine don't move"
         if not self._open:
             return MoveRefusal.DRAINING, f"{context.owner} drains"
+        if context.gate.bars(context.gate.epoch if message.epoch is None else message.epoch):
+            return MoveRefusal.RETRY, f"the layout of {context.owner} changes"
         if key in self._moves or key in self._ended:
             return None
         if len(self._moves) >= context.options.moves_in_max:
@@ -201,7 +213,7 @@ class IncomingMoves:
                 self._spawn(engine.abort(move_key(incoming.key)))
             return self._no_room(MoveRefusal.UNKNOWN, f"{incoming.key} has ended here: {incoming.reason}")
         self._set_deadline(incoming, message.deadline_s)
-        room = pack_room(reserved)
+        room = pack_room(reserved, self._context.gate.epoch)
         return MoveReserveReply(owner=self._context.owner, room=room, refusal=None)
 
     def _no_room(self, refusal: MoveRefusal, reason: str) -> MoveReserveReply:
@@ -244,6 +256,8 @@ class IncomingMoves:
         context.leases.renew(message.frontend, message.lease_s, now_s)
         if not context.leases.is_live(message.frontend, now_s):
             return MoveRefusal.STALE, f"{message.frontend} has no lease"
+        if context.gate.bars(message.epoch):
+            return MoveRefusal.RETRY, f"the layout of {context.owner} has changed"
         generated = count_tokens(message.output) - message.base
         logprobs = None if message.logprobs is None else unpack_logprobs(message.logprobs).get(0)
         whole = message.sampling.logprobs is None or generated == len(logprobs or ())

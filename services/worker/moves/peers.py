@@ -50,6 +50,8 @@ class Room:
 
     tokens: Sequence[int]
     slots: int
+    epoch: int | None = None
+    """Of the destination's layout; None: not told yet."""
 
 
 class Peers:
@@ -68,6 +70,7 @@ class Peers:
             layout=pack_layout(layout),
             tokens=pack_tokens(room.tokens),
             slots=room.slots,
+            epoch=room.epoch,
             deadline_s=self._options.reservation_s,
         )
         subject = subjects.worker_move_reserve(destination.instance_id)
@@ -91,9 +94,15 @@ class Peers:
                 await self.reserve(key, destination, layout, room)
 
     async def commit(
-        self, record: RequestRecord, key: RequestKey, destination: Owner, frozen: FrozenRequest, lease_s: float
+        self,
+        record: RequestRecord,
+        key: RequestKey,
+        destination: Owner,
+        frozen: FrozenRequest,
+        lease_s: float,
+        epoch: int,
     ) -> MoveCommitReply:
-        """Hand it over."""
+        """Hand it over. `epoch`: of the destination's layout, as it was told."""
         message = MoveCommit(
             **self._name(key),
             owner=destination,
@@ -108,6 +117,7 @@ class Peers:
             computed=frozen.computed,
             state=frozen.state,
             kv_hashes=frozen.kv_hashes,
+            epoch=epoch,
             timeout_s=self._options.move_timeout_s,
         )
         subject = subjects.worker_move_commit(destination.instance_id)

@@ -54,6 +54,8 @@ class SourceMove:
         self._tokens: tuple[int, ...] = ()
         self._reserved: Reserved | None = None
         self._frozen: FrozenRequest | None = None
+        self._epochs: tuple[int, int | None] = (context.gate.epoch, None)
+        """Of the source's layout and, once it is told, of the destination's."""
         self._contacted = False
         """The destination may hold something of this move."""
         self._attempt = record.key.attempt
@@ -63,7 +65,7 @@ class SourceMove:
         self.state = _S.CHOOSING
         self._effects: dict[SourceState, Callable[[], Awaitable[SourceEvent]]] = {
             _S.CHOOSING: self._choose,
-            _S.RAISING: self._raise_attempt,
+            _S.RAISING: self._ask_frontend,
             _S.REKEYING: self._rekey,
             _S.BEGINNING: self._begin,
             _S.RESERVING: self._reserve,
@@ -72,7 +74,7 @@ class SourceMove:
             _S.FREEZING: self._freeze,
             _S.COMMITTING: self._commit,
             _S.ASKING: self._ask,
-            _S.FENCING: self._fence,
+            _S.FENCING: self._ask_frontend,
             _S.RELEASING: self._release,
             _S.RESUMING: self._resume,
         }
@@ -134,6 +136,8 @@ class SourceMove:
             return self._over()
         if self._context.now_s() >= self._until_s and self.state in DEADLINE_HOLDS:
             return self._refuse(MoveRefusal.DEADLINE, f"the move's deadline came while {self.state}")
+        if self.state in DEADLINE_HOLDS and self._context.gate.bars(self._epochs[0]):
+            return self._refuse(MoveRefusal.RETRY, "the layout of its instance changes")
         return None
 
     async def _next_event(self) -> SourceEvent:
@@ -174,9 +178,6 @@ class SourceMove:
             return self._decline(MoveRefusal.INCOMPATIBLE, "it is there already")
         return _E.TRIED if self._destination in self._record.tried else _E.CHOSEN
 
-    async def _raise_attempt(self) -> SourceEvent:
-        return await self._ask_frontend()
-
     async def _rekey(self) -> SourceEvent:
         return await self._go_on_here()
 
@@ -213,6 +214,7 @@ class SourceMove:
             assert reply.refusal is not None
             return self._without_kv(reply.refusal, f"{self._destination}: {reply.reason}")
         self._reserved = unpack_room(reply.room)
+        self._epochs = (self._epochs[0], reply.room.epoch)
         progress.sent = max(progress.sent, min(self._reserved.cached, computed))
         return _E.ROOM_TO_FREEZE if progress.is_last(computed, rules) else _E.ROOM_TO_COPY
 
@@ -251,7 +253,8 @@ class SourceMove:
         lease_s = self._context.leases.left_s(record.frontend, self._context.now_s())
         try:
             with self._trace.of_request():
-                reply = await self._context.peers.commit(record, self._key, self._there, frozen, lease_s)
+                epoch = self._epochs[1] or 0
+                reply = await self._context.peers.commit(record, self._key, self._there, frozen, lease_s, epoch)
         except (MessageTooLarge, InvalidRequest) as error:
             # It wasn't sent, or can't be understood: nobody has committed anything.
             self._tally.note(MoveRefusal.INCOMPATIBLE, str(error))
@@ -271,9 +274,6 @@ class SourceMove:
             self._tally.note(refusal_of_error(error), f"no answer whether it was committed: {error}")
             return _E.NO_ANSWER
         return self._committed(answer.runnable_ns) if answer.committed else _E.NOT_COMMITTED
-
-    async def _fence(self) -> SourceEvent:
-        return await self._ask_frontend()
 
     async def _ask_frontend(self) -> SourceEvent:
         self._record.fencing = True
@@ -339,7 +339,7 @@ class SourceMove:
     # ---- pieces
 
     def _room(self, slots: int) -> Room:
-        return Room(self._tokens if slots else (), slots)
+        return Room(self._tokens if slots else (), slots, self._epochs[1])
 
     def _renewed(self) -> AbstractAsyncContextManager[None]:
         slots = self._reserved.slots if self._reserved is not None and self._progress.with_kv else 0

@@ -49,13 +49,14 @@ def unpack_layout(layout: MoveLayout) -> KvLayout:
     return KvLayout(layout.layer_ranges, layout.head_ranges, layout.head_dim, layout.dtype, layout.weights)
 
 
-def pack_room(reserved: Reserved) -> MoveRoom:
+def pack_room(reserved: Reserved, epoch: int) -> MoveRoom:
     """For a message."""
     targets = tuple(
         MoveTarget(scheme=target.scheme, location=target.location, rank=target.rank, token=target.token)
         for target in reserved.targets
     )
-    return MoveRoom(slots=reserved.slots, cached=reserved.cached, layout=pack_layout(reserved.layout), targets=targets)
+    layout = pack_layout(reserved.layout)
+    return MoveRoom(slots=reserved.slots, cached=reserved.cached, layout=layout, targets=targets, epoch=epoch)
 
 
 def unpack_room(room: MoveRoom) -> Reserved:

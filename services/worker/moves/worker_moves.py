@@ -104,6 +104,15 @@ class WorkerMoves:
         """Moves into it that are under way."""
         return len(self._incoming)
 
+    def halt(self) -> None:
+        """The layout is about to change: those out stay where they are unless they are frozen already, of those in
+        what isn't being committed is given up."""
+        self._incoming.halt()
+
+    def under_way(self) -> int:
+        """Moves that the engine takes part in."""
+        return len(self._running) + self._incoming.under_way()
+
     def moved(self, key: RequestKey) -> Moved | None:
         """Where the request went that was here under that key."""
         return self._context.moved.get(key)
@@ -146,6 +155,8 @@ class WorkerMoves:
             return MoveRefusal.ENDED, "it has ended"
         if record.moving:
             return MoveRefusal.BUSY, "it moves already"
+        if context.gate.closed:
+            return MoveRefusal.RETRY, f"the layout of {context.owner} changes"
         if len(self._running) >= context.options.moves_out_max:
             return MoveRefusal.BUSY, f"{len(self._running)} requests move away already"
         return None

@@ -1,19 +1,22 @@
-"""Real engines, started once and shared: a start takes 20 s of imports. All run on the session's one event loop.
+"""Real engines, started once and shared. All run on the session's one event loop.
 
 One instance of one rank lives for the whole session (`base`), and each module may have one more of two ranks.
 """
 
 import asyncio
 import contextlib
+import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from meshift.backends.sglang.arguments import RANKS_OWN_VARIABLES, rank_environment
 from meshift.backends.sglang.engine import SglangEngine
+from meshift.backends.sglang.fork_server import RANK_MODULE, ForkServer
 from meshift.backends.sglang.models import make_random_llama, prepare_smollm2
 from meshift.backends.sglang.settings import SglangSettings
 from tests.contract.engine_kit import CollectingListener, MovePair, Rig
@@ -48,6 +51,18 @@ def random_llama(smollm2: Path) -> Path:
     """A small model of random weights, with the chat model's tokenizer. Its logits lie so close together that penalties
     decide what it gives."""
     return make_random_llama(smollm2.parent / "random-llama-soft", tokenizer_from=smollm2, head_scale=0.15)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What SGLang imports, in one process for all engines of these tests."""
+    log_dir = tmp_path_factory.mktemp("imports")
+    settings = SglangSettings(model_path=smollm2, model_name="any", log_dir=log_dir, threads_per_rank=1)
+    server = ForkServer.open(
+        RANK_MODULE, rank_environment(settings, os.environ), RANKS_OWN_VARIABLES, log_dir / "imports.log"
+    )
+    yield
+    server.close()
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Our attention gives, token for token, what SGLang's own does."""
+"""Our attention gives, token for token, what SGLang's own does. More models and stackings: `test_all_stackings.py`."""
 
 from pathlib import Path
 
@@ -10,17 +10,9 @@ from tests.integration.sglang.generation import compare, results, submit
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
-NATIVE = {"attention_backend": "torch_native"}
-
 
 def log_of(log_dir: Path) -> str:
     return "".join(path.read_text() for path in log_dir.glob("*.log"))
-
-
-async def test_a_random_model(base: Rig, random_llama: Path, tmp_path: Path) -> None:
-    async with running(random_llama, tmp_path, **NATIVE) as native:
-        await compare(base, native)
-        await native.settle()
 
 
 async def test_chunks_prefixes_and_pages(base: Rig, random_llama: Path, tmp_path: Path) -> None:
@@ -37,28 +29,15 @@ async def test_chunks_prefixes_and_pages(base: Rig, random_llama: Path, tmp_path
         await paged.settle()
 
 
-async def test_smollm2(smollm2: Path, tmp_path: Path) -> None:
-    found = []
-    for name, settings in (("ours", {}), ("native", NATIVE)):
-        (tmp_path / name).mkdir()
-        async with running(smollm2, tmp_path / name, threads_per_rank=2, **settings) as rig:
-            prompts = [rig.prompt(size) for size in (700, 30, 5)]
-            found.append([result.tokens for result in await results(rig, *(submit(rig, one) for one in prompts))])
-            await rig.settle()
-    assert found[0] == found[1]
-
-
-async def test_without_a_compiler(
+async def test_without_a_compiler_it_is_sglangs_own(
     base: Rig, random_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so, and serves as before."""
+    """It says so, and gives the same."""
     (tmp_path / "compiler").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "compiler").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
     monkeypatch.setenv("MESHIFT_CACHE", str(tmp_path / "cache"))
-    prompt = base.prompt(50)
-    expected = await results(base, submit(base, prompt))
-    async with running(random_llama, tmp_path) as rig:
-        assert await results(rig, submit(rig, prompt)) == expected
+    async with running(random_llama, tmp_path) as native:
+        await compare(base, native)
         assert "attention falls back to SGLang's torch_native" in log_of(tmp_path)
-        await rig.settle()
+        await native.settle()

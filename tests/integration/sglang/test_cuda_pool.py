@@ -117,6 +117,81 @@ def write(pool: Any, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, tor
     return key, value
 
 
+class Streams:
+    """torch's, as far as the order of work goes: what was recorded where, and who waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recorded: list[tuple[Any, Any]] = []
+        self.waits: list[Any] = []
+        streams = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                streams.recorded.append((stream, self))
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(
+            torch.cuda, "current_stream", lambda: SimpleNamespace(name="own", wait_event=self.waits.append)
+        )
+
+
+def test_a_step_marks_what_it_wrote_even_if_the_pool_was_not_asked(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph's replay stores without the pool."""
+    streams = Streams(monkeypatch)
+    pool.dirty.add_reader("move")
+    write(pool, 1, torch.tensor([9]))
+    assert pool.dirty.swap("move").tolist() == [], "a store can't mark while a graph is captured"
+    pool.after_step(torch.tensor([9, 200, 7]), "forward")
+    assert pool.dirty.swap("move").tolist() == [7, 9, 200]
+    ((stream, event),) = streams.recorded
+    assert stream == "forward"
+    pool.await_steps()
+    assert streams.waits == [event], "the copy may run on another stream than the step"
+    pool.after_step(None)
+    assert streams.recorded[-1][0].name == "own"
+    pool.await_steps()
+    assert streams.waits == [event, streams.recorded[-1][1]]
+    assert pool.dirty.swap("move").tolist() == []
+
+
+def test_nothing_to_wait_for_before_the_first_step(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch)
+    pool.await_steps()
+    assert streams.waits == []
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_scheduler_marks_after_each_step(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the slots that the batch had before it: the step may take them out of it."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from meshift.backends.sglang.plugin.scheduler import MeshScheduler
+
+    told: list[Any] = []
+    pool = SimpleNamespace(after_step=lambda slots, stream: told.append((slots, stream)))
+    batch = SimpleNamespace(out_cache_loc="slots")
+
+    def step(self: Any, batch: Any, proxies: Any = None) -> str:
+        assert told == []
+        batch.out_cache_loc = None
+        return f"result with {proxies}"
+
+    monkeypatch.setattr(Scheduler, "run_batch", step)
+    scheduler = object.__new__(MeshScheduler)
+    scheduler.token_to_kv_pool_allocator = SimpleNamespace(get_kvcache=lambda: pool)
+    scheduler.enable_overlap, scheduler.forward_stream = overlap, "forward"
+    assert scheduler.run_batch(batch, "proxies") == "result with proxies"
+    assert told == [("slots", "forward" if overlap else None)]
+
+
+def test_speculative_decoding_moves_nothing() -> None:
+    from meshift.backends.sglang.plugin.kv import _speculation
+
+    for none, obstacle in ((True, ""), (False, "speculative decoding")):
+        scheduler = SimpleNamespace(spec_algorithm=SimpleNamespace(is_none=lambda none=none: none))
+        assert _speculation(scheduler) == obstacle
+
+
 def test_writes_reads_moves_and_marks(pool: Any) -> None:
     slots = torch.tensor([3, 130, 383, 40])
     pool.dirty.add_reader("move")
@@ -124,7 +199,6 @@ def test_writes_reads_moves_and_marks(pool: Any) -> None:
     for layer, (key, value) in written.items():
         assert torch.equal(pool.get_key_buffer(layer)[slots], key)
         assert torch.equal(pool.get_value_buffer(layer)[slots], value)
-    assert pool.dirty.swap("move").tolist() == sorted(slots.tolist())
     target = torch.tensor([200, 201, 7, 8])
     pool.move_kv_cache(target, slots)
     for layer, (key, value) in written.items():
@@ -229,15 +303,15 @@ def test_triton_backend(pool: Any, extends: list[int] | None, monkeypatch: pytes
     from meshift.kernels import triton_attention
     from meshift.kernels.cpu.attention import attend
 
-    longest: list[int] = []
+    told: list[tuple[int, int]] = []
 
-    def played(query: Any, place: Any, batch: Any, out: Any, scale: float, query_longest: int) -> None:
-        longest.append(query_longest)
+    def played(query: Any, place: Any, batch: Any, out: Any, scale: float, query_longest: int, longest: int) -> None:
+        told.append((query_longest, longest))
         attend(query, place, batch, out, scale)
 
     monkeypatch.setattr(triton_attention, "attend", played)
     attend_once(TritonAttention(runner(pool, slots_table())), pool, extends)
-    assert longest == [max(extends or [1])]
+    assert told == [(max(extends or [1]), 200)]
 
 
 @pytest.mark.parametrize("extends", [None, [60, 90]], ids=["decode", "extend"])

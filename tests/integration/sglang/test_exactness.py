@@ -195,6 +195,23 @@ async def test_a_greater_priority_goes_first(base: Rig) -> None:
     assert order == [1, 2, 0]
 
 
+async def test_what_waits_for_what_others_may_come_to_is_told_of(base: Rig) -> None:
+    """Its prompt would fit many times; SGLang wants room for all of its output."""
+    runs = submit(base, base.prompt(100), max_new_tokens=900)
+    await base.produced(runs, 1)
+    assert not base.engine.load().batch_full
+    waits = submit(base, base.prompt(100), max_new_tokens=1050)
+    await base.eventually(lambda: base.engine.load().batch_full, "a full batch")
+    load = base.engine.load()
+    assert (load.running, load.waiting, waits.tokens) == (1, 1, [])
+    assert load.free + load.cached > 5 * load.head_demand
+    for key, stream in list(base.listener.streams.items()):
+        if stream is runs:
+            base.engine.cancel(key)
+    await base.produced(waits, 1)
+    assert not base.engine.load().batch_full
+
+
 async def test_prefix_cache_is_reported(base: Rig) -> None:
     prompt = base.prompt(64)
     cold = await generate(base, prompt)

@@ -1,4 +1,5 @@
-"""The overlap scheduler with pages of 16 tokens: exact too, though its penalties lag by a token."""
+"""The overlap scheduler, with KV in units of four layers and pages of 16 tokens: exact too, though its penalties lag by
+a token."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.contract.engine_kit import Rig
+from tests.contract.engine_resize_suite import EngineResizeSuite, resize
 from tests.contract.engine_suite import EngineGenerationSuite
 from tests.integration.sglang.conftest import running
 from tests.integration.sglang.generation import KINDS, check_resumes, generate, results, submit
@@ -17,18 +19,29 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), pytest.mark.asyncio(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def overlapped_engine(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    async with running(random_llama, tmp_path_factory.mktemp("overlap"), overlap=True, page_size=16) as rig:
+    async with running(random_llama, tmp_path_factory.mktemp("overlap"), overlap=True, layers_per_group=4) as rig:
+        assert rig.info.page_size == 16
         yield rig
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def overlapped(overlapped_engine: Rig) -> AsyncIterator[Rig]:
-    """Left idle and whole by each test."""
+    """Left idle, whole, and of its first capacity by each test."""
     yield overlapped_engine
+    if overlapped_engine.engine.load().capacity != overlapped_engine.info.capacity:
+        await resize(overlapped_engine, overlapped_engine.info.capacity)
     await overlapped_engine.settle()
 
 
 class TestGeneration(EngineGenerationSuite):
+    @pytest.fixture
+    def rig(self, overlapped: Rig) -> Rig:
+        return overlapped
+
+
+class TestResizes(EngineResizeSuite):
+    """A step with those that have to go is always launched."""
+
     @pytest.fixture
     def rig(self, overlapped: Rig) -> Rig:
         return overlapped

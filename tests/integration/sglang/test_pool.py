@@ -75,6 +75,15 @@ def test_other_writers_mark_too(pool: Any) -> None:
     assert pool.dirty.swap("move").tolist() == [50, 61]
 
 
+def test_a_step_marks_what_it_wrote(pool: Any) -> None:
+    pool.after_step(torch.tensor([1]))
+    pool.dirty.add_reader("move")
+    pool.after_step(torch.tensor([8, 2]))
+    pool.after_step(None)
+    pool.await_steps()
+    assert pool.dirty.swap("move").tolist() == [2, 8]
+
+
 def test_uncompiled_writes_are_the_same(pool: Any) -> None:
     slots = torch.tensor([9, 0, 33])
     key, value = write(pool, START + 1, slots)
@@ -146,3 +155,52 @@ def test_what_an_arena_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         make(ArenaKvPool, head_num=1, head_dim=80, dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match="one head size"):
         make(ArenaKvPool, v_head_dim=16)
+
+
+def test_layers_come_and_go(pool: Any) -> None:
+    slots = torch.tensor([3, 17, 95, 40])
+    kept = write(pool, START + 4, slots)
+    before = pool.resident_bytes()
+    pool.give_up_pages([4])
+    pool.stage_layers(range(0, START), np.array([4]))
+    staged = pool.layer_buffers(range(0, START))
+    for key, value in staged:
+        key[slots] = 7.0
+        value[slots] = 8.0
+    assert pool.resident_bytes() > before
+    dropped = pool.commit_layers(0, START)
+    assert (pool.start_layer, pool.layer_num, len(dropped)) == (0, START, LAYERS)
+    assert float(pool.get_key_buffer(2)[slots].mean()) == 7.0
+    assert float(pool.get_value_buffer(3)[slots].mean()) == 8.0
+    written = write(pool, 1, slots)
+    assert torch.equal(pool.get_key_buffer(1)[slots], written[0])
+    if pool.units() is not None:
+        assert list(pool.arenas) == [0]
+        assert pool.units().committed == SLOTS // PAGE
+    assert torch.equal(dropped[4][0][slots], kept[0])
+
+
+def test_a_pool_without_layers_gets_some(pool: Any) -> None:
+    end = START + LAYERS
+    pool.commit_layers(end, end)
+    assert (pool.layer_num, pool.k_buffer, pool.model_layer_ids) == (0, [], ())
+    assert pool.resident_bytes() == 0
+    pool.give_up_pages([1])
+    pool.take_back_pages([1])
+    pool.stage_layers(range(START, end), [])
+    pool.unstage_layers()
+    assert pool.staged == {}
+    with pytest.raises(KeyError):
+        pool.layer_buffers([START])
+    pool.stage_layers(range(START, end), [])
+    pool.commit_layers(START, end)
+    key, _ = write(pool, START + 5, torch.tensor([20]))
+    assert torch.equal(pool.get_key_buffer(START + 5)[20:21], key)
+    if pool.units() is not None:
+        assert (list(pool.arenas), pool.units().last_group_layers) == ([1, 2], 2)
+
+
+def test_live_slots(pool: Any) -> None:
+    live = pool.live_slots([1, 3], [4]).tolist()
+    assert sorted({slot // PAGE for slot in live}) == [2, 5, 6]
+    assert len(live) == 3 * PAGE

@@ -10,7 +10,16 @@ import pytest
 
 from meshift.backends.sim.parameters import SimParameters
 from meshift.benchmarks import simulate
-from meshift.benchmarks.experiments import autoscale, combined, fragmentation, priority, rates, scalability, serving
+from meshift.benchmarks.experiments import (
+    autoscale,
+    combined,
+    fragmentation,
+    priority,
+    rates,
+    resizing,
+    scalability,
+    serving,
+)
 from meshift.benchmarks.experiments.runs import Row, Runs, paired
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.cli.errors import CommandError
@@ -240,3 +249,15 @@ def test_a_promise_counts_from_when_the_prompt_alone_could_have_begun() -> None:
     assert not combined.misses(outcome, engine)
     assert combined.misses(replace(outcome, first_s=first_s + 0.01), engine)
     assert combined.misses(replace(outcome, last_s=first_s + 0.4), engine)
+
+
+def test_capacity_grows_with_the_layout_unless_that_is_left_out() -> None:
+    """A small run of each mode: the tokens are the same, the room isn't."""
+    rows = {mode: resizing.measure(resizing.Run(mode, 2.0, 40, 0))[0] for mode in resizing.MODES}
+    assert rows["resize"]["capacity_tokens"] > 4 * rows["no-resize"]["capacity_tokens"]
+    assert rows["no-resize"]["capacity_tokens"] == rows["static"]["capacity_tokens"]
+    assert rows["static"]["change_s"] is None
+    assert 2.0 < rows["resize"]["change_s"] < 4.0, "twenty layers of 0.875 GB at 8 GB/s"
+    assert rows["resize"]["tokens_per_s"] > rows["static"]["tokens_per_s"]
+    assert resizing.ratio_of(3.0, 0.0) is None
+    assert resizing.ratio_of(3.0, 1.5) == 2.0

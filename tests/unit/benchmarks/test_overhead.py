@@ -1,6 +1,7 @@
 """The arithmetic and the fairness of the overhead benchmark; the servers themselves are too slow for here."""
 
 import asyncio
+import importlib.util
 import os
 import random
 import subprocess
@@ -20,9 +21,22 @@ from meshift.benchmarks.bare_sglang import (
     computing_processes,
     environment,
 )
-from meshift.benchmarks.bench_serving import Load, LoadError, check_result
+from meshift.benchmarks.bench_serving import Load, LoadError, Phase, check_result, follow
+from meshift.benchmarks.cpu_parts import OTHER, PARTS, part_of, parts_s
 from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s, tree
-from meshift.benchmarks.overhead import Samples, alternating, paired, quiet_or_not, short_chat, summary
+from meshift.benchmarks.mesh_process import UP
+from meshift.benchmarks.overhead import (
+    Samples,
+    Used,
+    alternating,
+    cpu_ms_per_token,
+    paired,
+    quiet_or_not,
+    short_chat,
+    summary,
+)
+from meshift.services.launcher.base import LaunchSpec
+from meshift.services.launcher.local import meshift_command
 from meshift.services.worker.engines import EngineSettings, sglang_settings
 
 LOAD = Load(Path("m"), requests=2, concurrency=1, input_tokens=4, output_tokens=8)
@@ -130,6 +144,76 @@ def test_a_run_counts_only_when_it_is_whole() -> None:
     for change in ({"completed": 1}, {"total_output_tokens": 15}):
         with pytest.raises(LoadError):
             check_result(whole | change, LOAD)
+
+
+async def said(words: list[str]) -> tuple[list[Phase], str]:
+    """The phases that are noticed of a generator that says these words."""
+    program = f"import sys\nfor word in {words!r}: print(word, flush=True)\nsys.exit(0)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    phases: list[Phase] = []
+    text = await follow(process, phases.append)
+    return phases, text
+
+
+async def test_a_load_is_noticed_when_it_begins_and_when_it_ends() -> None:
+    begins, ends = f"Warmed up. {Phase.BEGIN.value}...", f"==== {Phase.END.value} ===="
+    assert await said(["loading", begins, "serving", ends, "bye"]) == (
+        [Phase.BEGIN, Phase.END],
+        "\n".join(["loading", begins, "serving", ends, "bye", ""]),
+    )
+    for silent in (["loading", ends], ["loading", begins]):
+        with pytest.raises(LoadError, match="never said"):
+            await said(silent)
+
+
+def test_the_generator_says_these_words() -> None:
+    package = importlib.util.find_spec("sglang")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    source = (Path(package.submodule_search_locations[0]) / "benchmark" / "serving.py").read_text()
+    assert all(phase.value in source for phase in Phase)
+
+
+def test_time_is_told_by_parts() -> None:
+    before = Used(10.0, {"bare": {"rank": 1.0}, "mesh": {"rank": 2.0}}, others=5.0)
+    after = Used(14.0, {"bare": {"rank": 1.5}, "mesh": {"rank": 4.0, "worker": 1.0}}, others=6.0)
+    used = after.since(before)
+    assert used == {
+        "wall_s": 4.0,
+        "cpu_s": {"bare": 0.5, "mesh": 3.0, "others": 1.0},
+        "parts_s": {"bare": {"rank": 0.5}, "mesh": {"rank": 2.0, "worker": 1.0}},
+    }
+    run = {"total_output_tokens": 100, **used}
+    assert cpu_ms_per_token(Samples(throughput=[{**run, "side": side} for side in ("bare", "mesh")])) == {
+        "bare": 5.0,
+        "bare, rank": 5.0,
+        "mesh": 30.0,
+        "mesh, rank": 20.0,
+        "mesh, worker": 10.0,
+        "mesh, idle, per second": 750.0,
+        "bare, idle, per second": 125.0,
+    }
+
+
+@pytest.mark.parametrize("service", ["worker", "frontend", "scheduler"])
+def test_parts_are_told_by_their_command_lines(service: str) -> None:
+    assert part_of(" ".join(meshift_command(LaunchSpec(service=service, settings={"scheduler_id": "s"})))) == service
+    assert part_of(" ".join(UP)) == "up"
+    assert part_of("python -P -m meshift.backends.sglang.rank spec") == "rank"
+    assert part_of("sglang::scheduler_TP0") == part_of("sglang::scheduler") == "rank"
+    assert part_of("bash") == OTHER
+
+
+def test_parts_of_a_tree_add_up() -> None:
+    name = next(iter(PARTS))
+    burn = "import time\nwhile time.process_time() < 0.05: pass\nprint(flush=True)\ninput()"
+    command = [sys.executable, "-c", burn, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert set(parts_s(child.pid)) == {PARTS[name]}
+        assert parts_s(child.pid)[PARTS[name]] == cpu_s(child.pid) >= 0.04
+        child.communicate(b"\n")
 
 
 def test_cpu_time_of_a_tree() -> None:

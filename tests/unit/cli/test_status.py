@@ -78,13 +78,14 @@ def with_workers(
 def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def make(network: MemoryNetwork) -> list[Worker]:
         busy = load_report("b", 7, used=600, cached=100, free=300, running=4, waiting=2, state=InstanceState.DRAINING)
+        busy = busy.model_copy(update={"layers": (16, 14), "layout_epoch": 2, "layout_change": "c1"})
         return [Worker(network, busy), Worker(network, load_report("a", 5), answers=False)]
 
     assert with_workers(monkeypatch, make, lambda: status.show("nats://x", 0.3)) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "INSTANCE  INCARNATION  STATE     MODEL  RUN  WAIT  USED/CAPACITY  FREE  ENGINE  PIDS",
-        "a         5            ready     m        0     0         0/1000  1000  ?       ?",
-        "b         7            draining  m        4     2       600/1000   300  sglang  11,12",
+        "INSTANCE  INCARNATION  STATE     MODEL  RUN  WAIT  USED/CAPACITY  FREE  LAYERS             ENGINE  PIDS",
+        "a         5            ready     m        0     0         0/1000  1000  -                  ?       ?",
+        "b         7            draining  m        4     2       600/1000   300  16/14 @2 changing  sglang  11,12",
     ]
 
 

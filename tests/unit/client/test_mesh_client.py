@@ -14,6 +14,7 @@ from meshift.schemas.admin import DrainBody, MoveBody
 from meshift.schemas.errors import (
     InternalError,
     InvalidRequest,
+    LayoutDeclined,
     MeshError,
     MoveDeclined,
     NotFound,
@@ -25,6 +26,7 @@ from meshift.schemas.errors import (
 )
 from meshift.schemas.memory import MemoryBody
 from meshift.schemas.moves import MoveMode
+from meshift.schemas.reconfiguring import ReconfigureBody
 from meshift.services.cli import memory
 from meshift.services.cli.errors import CommandError
 from meshift.services.frontend.http import make_access
@@ -190,3 +192,18 @@ def test_any_refusal_has_an_exception(status: int, body: object, kind: type[Mesh
     error = refusal(status, raw.encode())
     assert type(error) is kind
     assert error.message == message
+
+
+async def test_reconfigurations(shell: Shell) -> None:
+    fake = shell.frontend.reconfiguring
+    async with client(shell, api_key=None) as mesh:
+        body = ReconfigureBody(layers=(20, 10), wait=True)
+        assert await mesh.reconfigure("worker-1", body) == fake.report
+        assert (await mesh.reconfigurations()).running == (fake.report,)
+        assert (await mesh.reconfigurations("worker-1")).running == (fake.report,)
+        await mesh.cancel_reconfigure("worker-1")
+        fake.error = LayoutDeclined("it keeps its layout", param="layers", refusal="busy")
+        with pytest.raises(LayoutDeclined, match="keeps its layout") as caught:
+            await mesh.reconfigure("worker-1", body)
+    assert (fake.asked, fake.cancelled) == ([("worker-1", body)], ["worker-1"])
+    assert (caught.value.refusal, caught.value.param) == ("busy", "layers")

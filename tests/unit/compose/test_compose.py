@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from meshift.schemas.limits import MESSAGE_BYTES_MAX
 from meshift.services.cli.main import COMMANDS
 from meshift.services.cli.paths import MODELS_VARIABLE
+from meshift.services.coordinator.main import CoordinatorSettings
 from meshift.services.frontend.main import FrontendSettings
 from meshift.services.scheduler.main import SchedulerSettings
 from meshift.services.worker.main import WorkerSettings
@@ -22,6 +23,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "frontend-1": FrontendSettings,
     "frontend-2": FrontendSettings,
     "scheduler": SchedulerSettings,
+    "coordinator": CoordinatorSettings,
     "worker": WorkerSettings,
 }
 SET_IN_ENTRYPOINT = {"worker": ("MESHIFT_INSTANCE_ID", "MESHIFT_DATA_HOST")}
@@ -146,7 +148,7 @@ def test_only_the_proxy_and_the_tools_are_reachable_and_on_loopback_by_default()
         assert all(default_of(port).startswith("127.0.0.1:") for port in mapped)
 
 
-@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.gpu.yml"])
+@pytest.mark.parametrize("name", ["docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.autoscale.yml"])
 def test_every_variable_is_told_of(name: str) -> None:
     variables = set(re.findall(r"\$\{(\w+)", (COMPOSE / name).read_text()))
     told = (ROOT / "docs" / "compose.md").read_text()
@@ -162,6 +164,18 @@ def test_gpu_override_changes_services_that_exist() -> None:
     assert GPU_SERVICES.keys() <= SERVICES.keys()
     (device,) = GPU_SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
+
+
+def test_autoscale_override_sets_what_the_scheduler_knows_and_opens_the_bus_on_loopback_only() -> None:
+    services = load("docker-compose.autoscale.yml")["services"]
+    assert services.keys() <= SERVICES.keys()
+    assert [port.split(":")[0] for port in services["nats"]["ports"]] == ["127.0.0.1"]
+    prefix = "MESHIFT_SCHEDULING__SCALING__"
+    values = {key: default_of(value) for key, value in services["scheduler"]["environment"].items()}
+    assert all(key.startswith(prefix) for key in values)
+    scaling = {key.removeprefix(prefix).lower(): value for key, value in values.items()}
+    settings = SchedulerSettings.model_validate({"scheduling": {"scaling": scaling}}).scheduling.scaling
+    assert (settings.enabled, settings.dry_run, settings.instances_min, settings.instances_max) == (True, False, 1, 4)
 
 
 def test_mounted_files_exist_and_are_yaml() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -20,6 +21,12 @@ from meshift.schemas.identity import Owner
 from meshift.schemas.instances import DrainReply, InstanceState, LoadReport, ModelInfo, PolicyStamp
 from meshift.schemas.memory import MemoryBody, MemoryReply, MemoryUnits
 from meshift.schemas.moves import MoveFigures, MoveMode, MoveOutcome, MoveReport, MovesReply
+from meshift.schemas.reconfiguring import (
+    ReconfigurationsReply,
+    ReconfigureBody,
+    ReconfigureOutcome,
+    ReconfigureReport,
+)
 from meshift.schemas.requests import Finish, FinishReason, TokenLogprob
 from meshift.schemas.steering import (
     Changes,
@@ -306,6 +313,52 @@ def memory_reply(instance_id: str, capacity: int) -> MemoryReply:
     )
 
 
+def reconfigure_report(outcome: ReconfigureOutcome | None = None, **changes: Any) -> ReconfigureReport:
+    return ReconfigureReport(
+        **(
+            {
+                "instance_id": "worker-1",
+                "owner": Owner("worker-1", 1),
+                "change_id": "coordinator-1-1",
+                "phase": "converging" if outcome is None else outcome.value,
+                "outcome": outcome,
+            }
+            | changes
+        )
+    )
+
+
+@dataclass
+class FakeReconfiguring:
+    """`api.Reconfiguring`, scripted."""
+
+    report: ReconfigureReport = field(default_factory=reconfigure_report)
+    ended: list[ReconfigureReport] = field(default_factory=list)
+    asked: list[tuple[str, ReconfigureBody]] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    error: MeshError | None = None
+
+    async def reconfigure(self, instance_id: str, body: ReconfigureBody) -> ReconfigureReport:
+        if self.error is not None:
+            raise self.error
+        self.asked.append((instance_id, body))
+        return self.report
+
+    async def cancel(self, instance_id: str) -> ReconfigureReport:
+        if self.error is not None:
+            raise self.error
+        self.cancelled.append(instance_id)
+        return self.report
+
+    async def reconfigurations(self, instance_id: str | None = None) -> ReconfigurationsReply:
+        if self.error is not None:
+            raise self.error
+        running = () if self.ended else (self.report,)
+        return ReconfigurationsReply(
+            coordinator_id="coordinator", incarnation=1, running=running, ended=tuple(self.ended)
+        )
+
+
 @dataclass
 class FakeFrontend:
     """`Frontend`, scripted: `play(request)` says how a request goes."""
@@ -322,6 +375,7 @@ class FakeFrontend:
     drain_error: MeshError | None = None
     steering: FakeSteering = field(default_factory=FakeSteering)
     operators: FakeOperators = field(default_factory=FakeOperators)
+    reconfiguring: FakeReconfiguring = field(default_factory=FakeReconfiguring)
     abandoned: int = 0
     """Calls of `generate` that were cancelled."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -24,6 +24,27 @@ def test_attention(dtype: str, lengths: list[int], query_lengths: list[int]) -> 
     assert float((out - expected).abs().max()) < (1e-5 if dtype == "float32" else 2e-2)
 
 
+def test_long_sequences_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of one part, one that fills its last one, one that doesn't."""
+    monkeypatch.setattr(kernels, "PART_TOKENS", 16)
+    monkeypatch.setattr(kernels, "BLOCK_TOKENS", 8)
+    case = PagedCase.make([7, 48, 50], [1, 1, 1], page_tokens=6, heads=2, group=3, dim=20, dtype=torch.float32)
+    out = torch.full_like(case.query, torch.nan)
+    kernels.attend(case.query, case.place(0), case.batch, out, 0.25, 1, 50)
+    expected = attend_reference(case.query, *case.whole(0), case.batch, 0.25)
+    assert float((out - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("group", [1, 8, 20])
+def test_groups_of_heads(group: int) -> None:
+    for query_lengths in ([1], [70]):
+        case = PagedCase.make([75], query_lengths, page_tokens=16, heads=1, group=group, dim=16, dtype=torch.float32)
+        out = torch.full_like(case.query, torch.nan)
+        kernels.attend(case.query, case.place(0), case.batch, out, 0.25)
+        expected = attend_reference(case.query, *case.whole(0), case.batch, 0.25)
+        assert float((out - expected).abs().max()) < 1e-5
+
+
 def test_copies_pass_bytes() -> None:
     case = PagedCase.make([30], [1], page_tokens=4, heads=3, group=1, dim=10, dtype=torch.bfloat16)
     slots = torch.tensor(random.Random(3).sample(range(case.slots), 9))

@@ -10,7 +10,8 @@ import pytest
 
 from meshift.kv_memory.block_table import BlockTable, OutOfPages, PageState, pick_pages
 
-SEQUENCES, STEPS = 60, 60
+SEQUENCES, STEPS = 800, 12
+MOVE_SEQUENCES, MOVE_STEPS = 200, 15
 """The soak runs a hundred times as many."""
 COMPACTION_MS_MAX = 1.0
 
@@ -165,11 +166,11 @@ def test_requests_that_move_between_two_tables() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    for _ in range(SEQUENCES):
+    for _ in range(MOVE_SEQUENCES):
         sizes = [dice.randint(1, 40) for _ in range(2)]
         models = [Model(BlockTable(size, size), size, dice) for size in sizes]
         requests: list[tuple[int, list[int]]] = []
-        for number in range(STEPS):
+        for number in range(MOVE_STEPS):
             if requests and dice.random() < 0.6:
                 here, pages = requests.pop(dice.randrange(len(requests)))
                 requests.append(_moved(models, here, pages, f"move {number}", dice))

@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> MeshPlan:
 
 def test_specs(plan: MeshPlan) -> None:
     specs = plan.specs()
-    assert list(specs) == ["scheduler", "frontend", "worker-1", "worker-2"]
+    assert list(specs) == ["scheduler", "coordinator", "frontend", "worker-1", "worker-2"]
     assert {spec.settings["nats"] for spec in specs.values()} == {plan.nats_url}
     assert specs["frontend"].settings["grace_s"] == 3
     assert specs["worker-2"].settings["instance_id"] == "worker-2"
@@ -50,8 +50,8 @@ def test_url(plan: MeshPlan, host: str, url: str) -> None:
 
 
 def test_the_frontend_stops_before_the_workers() -> None:
-    order = stop_order(["scheduler", "frontend", "worker-1", "worker-2"])
-    assert order == [["frontend"], ["worker-1", "worker-2"], ["scheduler"]]
+    order = stop_order(["scheduler", "coordinator", "frontend", "worker-1", "worker-2"])
+    assert order == [["frontend"], ["worker-1", "worker-2"], ["scheduler", "coordinator"]]
     assert stop_order(["scheduler"]) == [[], [], ["scheduler"]]
 
 
@@ -109,7 +109,7 @@ async def test_start_and_stop(dummy: DummyMesh) -> None:
     assert {status.state for status in dummy.statuses} == {ChildState.STOPPED}
     stopped = [line for line in dummy.lines if line.endswith(": stopped")]
     assert stopped[0] == "frontend: stopped"
-    assert stopped[-1] == "scheduler: stopped"
+    assert set(stopped[-2:]) == {"scheduler: stopped", "coordinator: stopped"}
 
 
 async def test_a_service_that_does_not_start_ends_the_start(dummy: DummyMesh) -> None:

@@ -113,6 +113,13 @@ def test_a_prompt_that_fits_nowhere_waits_where_most_is_free_and_nobody_waits() 
     assert chosen(charged, 300) == "a", "one on its way that must wait counts as waiting"
 
 
+def test_a_prompt_goes_to_no_engine_that_admits_nothing_while_another_does() -> None:
+    full = instance("a", used=100, running=1, batch_full=True)
+    assert chosen([full, instance("b", used=700, running=5)], 100) == "b"
+    assert chosen([full, instance("b", used=990, running=5)], 100) == "a", "it is next there at least"
+    assert chosen([full, instance("b", used=700, running=5)], 100, policy=settings("llumnix")) == "a"
+
+
 def test_further_ones_wait_at_the_scheduler_but_smaller_ones_pass() -> None:
     waits: dict[str, Any] = {"waiting": 1, "queued_demand": 300, "head_demand": 300}
     loads = [instance("a", used=900, running=5, **waits), instance("b", used=600, running=5)]

@@ -158,6 +158,17 @@ def test_what_waits_in_a_full_instance_goes_where_it_fits() -> None:
     assert requeue([full, queued], MESHIFT, 5.0) == [], "others wait there"
 
 
+def test_what_waits_at_an_engine_that_admits_nothing_goes_whatever_is_free_there() -> None:
+    """And not to one that admits nothing either."""
+    waits: dict[str, Any] = {"waiting": 1, "head_demand": 50, "queued_demand": 50}
+    full = instance("a", used=300, running=3, batch_full=True, **waits)
+    idle, busy = instance("b", used=100, running=1), instance("c", used=50, running=1, batch_full=True)
+    (pair,) = requeue([full, idle, busy], MESHIFT, 5.0)
+    assert (pair.source, pair.destination, pair.tokens_wanted) == (Owner("a", 1), Owner("b", 1), 50)
+    assert requeue([full, busy], MESHIFT, 5.0) == []
+    assert requeue([instance("a", used=300, running=3, batch_full=True), idle], MESHIFT, 5.0) == [], "nobody waits"
+
+
 def test_a_source_whose_head_can_go_gives_no_running_request() -> None:
     loads = [
         instance("a", used=980, running=5, waiting=1, head_demand=300, queued_demand=300),

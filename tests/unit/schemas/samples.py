@@ -4,7 +4,18 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from meshift.schemas import admin, errors, instances, launching, memory, moves, requests, steering
+from meshift.schemas import (
+    admin,
+    errors,
+    instances,
+    launching,
+    layouts,
+    memory,
+    moves,
+    reconfiguring,
+    requests,
+    steering,
+)
 from meshift.schemas.base import Message, pack_tokens
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
 
@@ -32,7 +43,7 @@ LOAD = instances.LoadReport(
     owner=OWNER, sequence=1, emitted_ns=2, state=instances.InstanceState.READY, model=MODEL, capacity=100, used=40,
     cached=30, free=20, reserved=10, running=3, waiting=4, head_demand=5, queued_demand=6, headroom=7, layout_epoch=8,
     classes=(instances.ClassLoad(name="high", execution=1, running=2, used=30, headroom=7),), step_count=9,
-    prefill_tokens=8,
+    prefill_tokens=8, batch_full=True, layers=(16, 14), layout_change="c1",
 )  # fmt: skip
 DRAIN = instances.DrainStatus(left=3, moving=1, moved=2, deadline_s=4.5, blocked="no room")
 OPEN = admin.OpenRequest(
@@ -43,7 +54,11 @@ LAYOUT = moves.MoveLayout(
     layer_ranges=((0, 4), (4, 6)), head_ranges=((0, 2),), head_dim=64, dtype="bfloat16", weights="abc"
 )
 ROOM = moves.MoveRoom(
-    slots=48, cached=16, layout=LAYOUT, targets=(moves.MoveTarget(scheme="tcp", location="h:1", rank=1, token="t"),)
+    slots=48,
+    cached=16,
+    layout=LAYOUT,
+    targets=(moves.MoveTarget(scheme="tcp", location="h:1", rank=1, token="t"),),
+    epoch=3,
 )
 FIGURES = moves.MoveFigures(rounds=3, tokens=40, byte_count=50, gather_ns=6, transfer_ns=7, frozen_ns=8, duration_ns=9)
 STAMP = instances.PolicyStamp(incarnation=3, version=2)
@@ -59,6 +74,42 @@ LAUNCHER = launching.LauncherReport(
     instances=(
         launching.LaunchedInstance(instance_id="worker-2", state=launching.LaunchState.STARTING, state_s=0.5),
     ),
+)  # fmt: skip
+SPLIT = layouts.split_of((16, 14))
+FLAGS = layouts.LayoutFlags(no_patch=True, no_async=True, no_resize=True, restart=True)
+FACTS = layouts.LayoutFacts(
+    split=SPLIT, epoch=3, layers_per_group=4, page_tokens=16, capacity=160, capacity_max=320, used=32,
+    stages=(
+        layouts.StageFacts(budget=9, reserve=1, layer_weights=2, block=3),
+        layouts.StageFacts(budget=None, reserve=1, layer_weights=2, block=3),
+    ),
+)  # fmt: skip
+PLAN = layouts.LayoutPlan(
+    current=SPLIT, target=layouts.split_of((12, 18)), epoch=3, flags=FLAGS, added=((), (12, 13, 14, 15)),
+    moved=(layouts.StageTransfer(source=0, destination=1, layers=(12, 16)),), deleted=((12, 13, 14, 15), ()), used=32,
+    capacity=160, capacity_during=80, capacity_after=96, weights_bytes=8, kv_bytes=6,
+    refusal=layouts.LayoutRefusal.NO_MEMORY, reason="r", nearest=((16, 14),), words=("a plan",),
+)  # fmt: skip
+ORDERS = reconfiguring.LayoutOrders(
+    target=SPLIT, epoch=3, flags=FLAGS, commit=layouts.CommitMode.LAG, capacity_during=80, capacity_after=96,
+    tau_tokens=7, bytes_per_s=1.5, deadline_s=2.5,
+)  # fmt: skip
+CHANGE = reconfiguring.ChangeStatus(
+    change_id="c1", phase=reconfiguring.WorkerPhase.COPYING, orders=ORDERS, capacity_before=160, left_s=1.5,
+    stages=(
+        reconfiguring.StageAdvance(stage=1, layers=4, layers_loaded=2, lag_tokens=9, byte_count=8, rounds=2),
+    ),
+    scheduled_tokens=99, committed=layouts.CommitMode.LAG, stop_ns=(1, 2), last_patch_tokens=3, last_patch_bytes=4,
+    moves_waited_ns=5, epoch=4, refusal=layouts.LayoutRefusal.BUSY, reason="r",
+)  # fmt: skip
+RECONFIGURE = reconfiguring.ReconfigureBody(
+    layers=(12, 18), dry_run=True, commit=layouts.CommitMode.LAG, flags=FLAGS, tau_tokens=7, bytes_per_s=1.5,
+    deadline_s=2.5, wait=True,
+)  # fmt: skip
+RECONFIGURATION = reconfiguring.ReconfigureReport(
+    instance_id="w1", owner=OWNER, change_id="c1", phase="converging",
+    outcome=reconfiguring.ReconfigureOutcome.COMMITTED, refusal=layouts.LayoutRefusal.BUSY, reason="r", plan=PLAN,
+    change=CHANGE, epoch=4, duration_s=1.5, phases_s={"planning": 0.5}, lag_tokens=((0.5, 9),),
 )  # fmt: skip
 MOVE: dict[str, Any] = {"request_id": "r1", "attempt": 2, "hop": 1, "source": OWNER}
 REPORT = moves.MoveReport(
@@ -104,6 +155,21 @@ SAMPLES: tuple[Message, ...] = (
             last_unit_waste_bytes=7, units=8, committed=9, committed_bytes=10, waste_bytes=11,
         ),
     ),
+    reconfiguring.LayoutAsk(owner=OWNER, change_id="c1"),
+    reconfiguring.LayoutOrder(
+        owner=OWNER, change_id="c1", step=reconfiguring.LayoutStep.BEGIN, orders=ORDERS, reason="r",
+        refusal=layouts.LayoutRefusal.CANCELLED,
+    ),
+    reconfiguring.LayoutReply(
+        owner=OWNER, facts=FACTS, change=CHANGE, refusal=layouts.LayoutRefusal.BUSY, reason="r"
+    ),
+    reconfiguring.ReconfigureOrder(instance_id="w1", body=RECONFIGURE),
+    reconfiguring.ReconfigureCancel(instance_id="w1"),
+    RECONFIGURATION,
+    reconfiguring.ReconfigurationsRequest(instance_id="w1"),
+    reconfiguring.ReconfigurationsReply(
+        coordinator_id="c", incarnation=1, running=(RECONFIGURATION,), ended=(RECONFIGURATION,)
+    ),
     instances.StatusRequest(),
     instances.WorkerStatus(
         load=LOAD, engine="sim", ranks=(1, 2), requests=3, unacknowledged=4, drain=DRAIN,
@@ -135,11 +201,11 @@ SAMPLES: tuple[Message, ...] = (
     REPORT,
     moves.MovesRequest(),
     moves.MovesReply(owner=OWNER, running=(REPORT,), ended=(REPORT,), incoming=2),
-    moves.MoveReserve(**MOVE, owner=OTHER, layout=LAYOUT, tokens=TOKENS, slots=48, deadline_s=1.5),
+    moves.MoveReserve(**MOVE, owner=OTHER, layout=LAYOUT, tokens=TOKENS, slots=48, deadline_s=1.5, epoch=3),
     moves.MoveReserveReply(owner=OTHER, room=ROOM, refusal=None, reason="r"),
     moves.MoveCommit(
         **MOVE, owner=OTHER, frontend=FRONTEND, lease_s=1.5, prompt=TOKENS, output=TOKENS, base=1, logprobs=LOGPROBS,
-        sampling=SAMPLING, priority=PRIORITY, computed=9, state=b"s", kv_hashes=(1, 2**63), timeout_s=2.5,
+        sampling=SAMPLING, priority=PRIORITY, computed=9, state=b"s", kv_hashes=(1, 2**63), timeout_s=2.5, epoch=3,
     ),
     moves.MoveCommitReply(owner=OTHER, refusal=None, reason="r", runnable_ns=5),
     moves.MoveQuestion(**MOVE, owner=OTHER),

@@ -22,7 +22,9 @@ from tests.unit.schemas.samples import KEY, OWNER, SAMPLES, TOKENS, message_type
 BY_NAME = {type(sample).__name__: sample for sample in SAMPLES}
 
 
-WITH_OBJECTS = frozenset({"KeptPolicy", "PolicyRequest", "PolicyReply", "DecisionsReply"})
+WITH_OBJECTS = frozenset(
+    {"KeptPolicy", "PolicyRequest", "PolicyReply", "DecisionsReply", "ReconfigureReport", "ReconfigurationsReply"}
+)
 """They carry JSON objects, which have no hash."""
 
 

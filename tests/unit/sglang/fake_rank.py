@@ -62,8 +62,13 @@ def answer(command: wire.Command, rank: int, submits: int) -> wire.Report | None
     return None
 
 
-def main() -> None:
-    spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankSpec)
+def prepare() -> None:
+    """Nothing more to import."""
+
+
+def run(spec_path: str) -> None:
+    """One rank."""
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=RankSpec)
     behaviour = os.environ.get("FAKE_RANK", "")
     print("last words of rank", spec.rank, flush=True)
     if behaviour == "stubborn":
@@ -74,7 +79,7 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
         print("child", child.pid, flush=True)
     if behaviour == "quits":
-        os.kill(spec.worker_pid, signal.SIGQUIT)
+        os.kill(os.getppid(), signal.SIGQUIT)
     context = zmq.Context()
     reports = context.socket(zmq.PUSH)
     reports.connect(spec.reports_address)
@@ -108,7 +113,3 @@ def main() -> None:
             reports.send(wire.encode(report))
         if behaviour == "dies after a request" and submits > 1:
             sys.exit(9)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """The capacity of a scheduler made of as much as the code touches: what goes first, what stays, what is said."""
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,133 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshift.backends.sglang import wire  # noqa: E402
-from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity  # noqa: E402
-from meshift.kv_memory.arena import ArenaExhausted  # noqa: E402
-
-PAGE, PAGES = 4, 50
-CONTEXT = 1000
-
-
-class Pool:
-    """Keeps the books of what was given back."""
-
-    def __init__(self) -> None:
-        self.gone: set[int] = set()
-        self.full = False
-
-    def give_up_pages(self, pages: Any) -> int:
-        assert not self.gone & set(pages.tolist())
-        self.gone |= set(pages.tolist())
-        return len(pages) * 100
-
-    def take_back_pages(self, pages: Any) -> None:
-        if self.full:
-            raise ArenaExhausted("no memory")
-        assert self.gone >= set(pages.tolist())
-        self.gone -= set(pages.tolist())
-
-    def resident_bytes(self) -> int:
-        return 7
-
-
-class Allocator:
-    """As SGLang's, of pages 1 to PAGES."""
-
-    page_size = PAGE
-
-    def __init__(self, pool: Pool, tree: "Tree") -> None:
-        self.pool, self.tree = pool, tree
-        self.clear()
-
-    def clear(self) -> None:
-        self.free_pages = torch.arange(1, PAGES + 1)
-
-    def available_size(self) -> int:
-        return len(self.free_pages) * PAGE
-
-    def merge_and_sort_free(self) -> None:
-        """Nothing is staged."""
-
-    def get_kvcache(self) -> Pool:
-        return self.pool
-
-    def evict_to_free_tokens(self, tree: "Tree", tokens: int) -> None:
-        while tree.pages and self.available_size() < tokens:
-            self.free_pages = torch.cat((self.free_pages, torch.tensor([tree.pages.pop()])))
-
-    def take(self, count: int) -> list[int]:
-        pages: list[int] = self.free_pages[:count].tolist()
-        self.free_pages = self.free_pages[count:]
-        return pages
-
-
-class Tree:
-    """Cached pages."""
-
-    def __init__(self) -> None:
-        self.pages: list[int] = []
-
-    def evictable_size(self) -> int:
-        return len(self.pages) * PAGE
-
-
-class Batch:
-    """Running requests; the last one is preempted first."""
-
-    def __init__(self, allocator: Allocator) -> None:
-        self.reqs: list[Any] = []
-        self.allocator = allocator
-        self.batch_is_full = True
-
-    def _get_decode_retraction_order(self, reqs: list[Any]) -> list[int]:
-        return list(range(len(reqs)))
-
-    def release_req(self, index: int, remaining: int) -> None:
-        pages = self.reqs[index].pages
-        self.allocator.free_pages = torch.cat((self.allocator.free_pages, torch.tensor(pages)))
-
-    def filter_batch(self, keep_indices: list[int]) -> None:
-        self.reqs = [self.reqs[index] for index in keep_indices]
-
-
-class Scheduler:
-    """The rest of it."""
-
-    def __init__(self) -> None:
-        self.tree_cache = Tree()
-        self.token_to_kv_pool_allocator = Allocator(Pool(), self.tree_cache)
-        self.max_total_num_tokens = PAGES * PAGE
-        self.max_req_len = min(CONTEXT, PAGES * PAGE) - 1
-        self.max_req_input_len = self.max_req_len
-        self.model_config = SimpleNamespace(context_len=CONTEXT)
-        self.running_batch = Batch(self.token_to_kv_pool_allocator)
-        self.pp_group = SimpleNamespace(world_size=1)
-        self.pool_stats_observer = SimpleNamespace(max_total_num_tokens=PAGES * PAGE)
-        self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(max_total_num_tokens=PAGES * PAGE))
-        self.queued: list[Any] = []
-        self.agent = SimpleNamespace(live={})
-
-    def request_tokens_max(self) -> int:
-        return min(CONTEXT, self.max_total_num_tokens - 2 * PAGE) - REQUEST_SLACK_TOKENS
-
-    def _add_request_to_queue(self, req: Any, is_retracted: bool) -> None:
-        assert is_retracted
-        self.queued.append(req)
-
-    def run(self, pages: int, demand: int) -> None:
-        """A request that holds pages and may need so many tokens."""
-        req = SimpleNamespace(
-            pages=self.token_to_kv_pool_allocator.take(pages),
-            origin_input_ids=[0] * (demand // 2),
-            sampling_params=SimpleNamespace(max_new_tokens=demand - demand // 2),
-            finished=lambda: False,
-            kv=SimpleNamespace(holds_kv=True),
-        )
-        self.running_batch.reqs.append(req)
-        self.agent.live[str(len(self.agent.live))] = req
-
-    def cache(self, pages: int) -> None:
-        self.tree_cache.pages += self.token_to_kv_pool_allocator.take(pages)
+from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, TURNS_MAX, KvCapacity  # noqa: E402
+from tests.unit.sglang.fake_scheduler import CONTEXT, PAGE, PAGES, Scheduler  # noqa: E402
 
 
 @pytest.fixture
@@ -151,7 +25,8 @@ def capacity(scheduler: Scheduler) -> KvCapacity:
 def resize(capacity: KvCapacity, tokens: int, preempt: bool = False) -> wire.KvResized:
     """Resize, and check the books."""
     scheduler: Any = capacity._scheduler
-    answer = capacity.resize(wire.ResizeKv(nonce=5, capacity=tokens, preempt=preempt), rank=2, iteration=9)
+    (answer,) = capacity.resize(wire.ResizeKv(nonce=5, capacity=tokens, preempt=preempt), rank=2, iteration=9)
+    assert not capacity.has_work
     assert (answer.rank, answer.nonce, answer.iteration) == (2, 5, 9)
     check(scheduler, answer.capacity)
     return answer
@@ -159,10 +34,12 @@ def resize(capacity: KvCapacity, tokens: int, preempt: bool = False) -> wire.KvR
 
 def check(scheduler: Any, expected: int) -> None:
     """Every page is in one place, and all that know the capacity agree."""
-    held = [page for req in scheduler.running_batch.reqs for page in req.pages]
+    held = [page for batch in scheduler.batches.batches for req in batch.reqs for page in req.pages]
     free = scheduler.token_to_kv_pool_allocator.free_pages.tolist()
     gone = scheduler.token_to_kv_pool_allocator.pool.gone
-    assert sorted([*held, *free, *scheduler.tree_cache.pages, *gone]) == list(range(1, PAGES + 1))
+    assert sorted([*held, *free, *scheduler.tree_cache.pages, *scheduler.tree_cache.locked, *gone]) == list(
+        range(1, PAGES + 1)
+    )
     assert scheduler.max_total_num_tokens == expected == (PAGES - len(gone)) * PAGE
     assert scheduler.pool_stats_observer.max_total_num_tokens == expected
     assert scheduler.tp_worker.model_runner.max_total_num_tokens == expected
@@ -202,10 +79,133 @@ def test_requests_go_only_when_told(capacity: KvCapacity, scheduler: Scheduler) 
     assert scheduler.running_batch.batch_is_full is False
 
 
-def test_no_preemption_across_stages(capacity: KvCapacity, scheduler: Scheduler) -> None:
-    scheduler.pp_group.world_size = 2
-    scheduler.run(pages=40, demand=60)
-    assert resize(capacity, 80, preempt=True).preempted == 0
+class Staged:
+    """A resize of two micro-batches that goes on at each turn."""
+
+    def __init__(self, *micro_batches: int) -> None:
+        self.scheduler = Scheduler(micro_batches=2)
+        self.capacity = KvCapacity(self.scheduler)
+        self.reqs = [self.scheduler.run(pages=5, demand=24, micro_batch=which) for which in micro_batches]
+        self.iteration = 9
+        self.gone: list[list[int]] = []
+        """Who was preempted at each turn."""
+
+    def begin(self, tokens: int, nonce: int = 5) -> list[wire.KvResized]:
+        command = wire.ResizeKv(nonce=nonce, capacity=tokens, preempt=True)
+        return self.noted(self.capacity.resize(command, 2, self.iteration))
+
+    def turn(self) -> list[wire.KvResized]:
+        self.scheduler.turn()
+        self.iteration += 1
+        return self.noted(self.capacity.go_on(2, self.iteration))
+
+    def noted(self, answers: list[wire.KvResized]) -> list[wire.KvResized]:
+        before = [number for turn in self.gone for number in turn]
+        self.gone.append(sorted(req.number for req in self.scheduler.queued if req.number not in before))
+        check(self.scheduler, self.scheduler.max_total_num_tokens)
+        return answers
+
+
+def test_with_stages_each_goes_at_the_turn_of_its_micro_batch() -> None:
+    staged = Staged(0, 1, 1, 0, 1, 0)
+    assert staged.begin(40) == []
+    assert staged.gone == [[3, 5]]
+    assert staged.capacity.has_work
+    assert staged.scheduler.max_total_num_tokens == 80, "what is free goes at once"
+    (answer,) = staged.turn()
+    assert staged.gone == [[3, 5], [2, 4]]
+    assert (answer.capacity, answer.preempted, answer.iteration, answer.reason) == (40, 4, 10, "")
+    assert answer.released_bytes == 40 * 100
+    assert not staged.capacity.has_work
+    assert staged.turn() == []
+    assert staged.scheduler.max_total_num_tokens == 40
+
+
+def test_who_ends_meanwhile_need_not_go() -> None:
+    staged = Staged(0, 1, 0, 1)
+    scheduler = staged.scheduler
+    assert staged.begin(40) == []
+    assert staged.gone == [[2]], "3 is launched"
+    ended = scheduler.batches.batches[1].reqs.pop()
+    assert ended is staged.reqs[3]
+    scheduler.token_to_kv_pool_allocator.free_pages = torch.tensor(ended.pages)
+    (answer,) = staged.turn()
+    assert (answer.capacity, answer.preempted, answer.reason) == (40, 1, "")
+
+
+def test_who_is_chosen_and_gets_away_is_replaced() -> None:
+    """Its memory isn't free, as that of a request that freezes for a move."""
+    staged = Staged(0, 1, 0, 1)
+    scheduler = staged.scheduler
+    assert staged.begin(40) == []
+    frozen = scheduler.batches.batches[1].reqs.pop()
+    scheduler.tree_cache.locked = frozen.pages
+    (answer,) = staged.turn()
+    assert staged.gone == [[2], [1]]
+    assert (answer.capacity, answer.preempted, answer.reason) == (40, 2, "")
+
+
+def test_nobody_is_left_who_could_go() -> None:
+    staged = Staged(0, 1, 1)
+    staged.scheduler.batches.prefilling += staged.reqs[:2]
+    assert staged.begin(36) == []
+    (answer,) = staged.turn()
+    assert (answer.capacity, answer.preempted, answer.reason) == (40, 1, "requests hold the rest")
+
+
+def test_another_resize_ends_one_that_goes_on() -> None:
+    staged = Staged(0, 1, 1, 1)
+    assert staged.begin(40, nonce=5) == []
+    first, second = staged.begin(PAGES * PAGE, nonce=6)
+    assert (first.nonce, first.capacity, first.reason) == (5, 80, "another resize came")
+    assert (second.nonce, second.capacity, second.reason) == (6, PAGES * PAGE, "")
+
+
+def test_it_ends_even_if_the_turn_never_comes() -> None:
+    staged = Staged(1, 1)
+    answers = staged.begin(36)
+    turns = 1
+    while not answers:
+        turns += 1
+        answers = staged.noted(staged.capacity.go_on(2, staged.iteration))
+    assert turns == TURNS_MAX
+    assert answers[0].reason == "requests hold the rest"
+
+
+def test_an_overlapping_step_ends_before_its_request_waits() -> None:
+    """Prefilled at once, it would get the token of the step that is launched."""
+    scheduler = Scheduler()
+    capacity = KvCapacity(scheduler)
+    reqs = [scheduler.run(pages=10, demand=60) for _ in range(4)]
+    scheduler.batches.launched += reqs
+    (answer,) = capacity.resize(wire.ResizeKv(nonce=5, capacity=80, preempt=True), 0, 1)
+    assert (answer.capacity, answer.preempted) == (80, 2)
+    assert scheduler.queued == []
+    assert capacity.has_work
+    assert [capacity.is_preempting(req) for req in reqs] == [False, False, True, True]
+    assert capacity.go_on(0, 1) == []
+    assert scheduler.queued == []
+    scheduler.batches.launched.clear()
+    assert capacity.go_on(0, 2) == []
+    assert scheduler.queued == [reqs[3], reqs[2]]
+    assert not capacity.has_work
+    assert not capacity.is_preempting(reqs[3])
+
+
+def test_all_ranks_do_the_same() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    for number in range(40):
+        ends = []
+        for _ in range(2):
+            dice = random.Random(seed + number)
+            staged = Staged(*(dice.randrange(2) for _ in range(dice.randint(1, 10))))
+            answers = staged.begin(dice.randint(4, 200))
+            while not answers:
+                answers = staged.turn()
+            assert len(staged.gone) <= 3, "one round of the loop is enough"
+            ends.append((staged.gone, answers[0].capacity, answers[0].preempted, answers[0].reason))
+        assert ends[0] == ends[1]
 
 
 def test_never_below_what_a_request_may_need(capacity: KvCapacity, scheduler: Scheduler) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from meshift.backends.base import EngineRequest, EngineStartError
 from meshift.backends.sglang import engine as engine_module
-from meshift.backends.sglang import instance as instance_module
 from meshift.backends.sglang import processes
 from meshift.backends.sglang.engine import SglangEngine
 from meshift.backends.sglang.settings import SglangSettings
@@ -24,6 +22,7 @@ from tests.support.processes import watched
 from tests.unit.sglang import fake_rank
 
 TIMEOUT_S = 20.0
+ROOT = Path(__file__).parents[3]
 Start = Callable[..., SglangEngine]
 
 
@@ -33,20 +32,18 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     made: list[SglangEngine] = []
 
     def build(behaviour: str = "", variables: dict[str, str] | None = None, **settings: Any) -> SglangEngine:
-        for name, value in {"FAKE_RANK": behaviour, **(variables or {})}.items():
+        for name, value in {"FAKE_RANK": behaviour, "PYTHONPATH": str(ROOT), **(variables or {})}.items():
             monkeypatch.setenv(name, value)
         chosen = SglangSettings(model_path=tmp_path, model_name="m", log_dir=tmp_path, device="cpu", **settings)
         engine = SglangEngine(chosen)
-        engine._instance._program = (sys.executable, fake_rank.__file__)
+        engine._instance._module = fake_rank.__name__
         made.append(engine)
         return engine
 
-    before = signal.getsignal(signal.SIGQUIT)
     yield build
     for engine in made:
         await engine.stop(0.1)
         assert all(rank.exited.is_set() for rank in engine._instance._ranks)
-    assert signal.getsignal(signal.SIGQUIT) == before
 
 
 def request(name: str = "r", **sampling: Any) -> EngineRequest:
@@ -122,7 +119,7 @@ async def test_a_stubborn_rank_is_killed_at_the_deadline(make: Start) -> None:
     begun = loop.time()
     await engine.stop(0.2)
     assert 0.2 <= loop.time() - begun < 2.0
-    assert engine._instance._ranks[0].process.returncode == -signal.SIGKILL
+    assert engine._instance._ranks[0].exit_code == -signal.SIGKILL
 
 
 async def test_what_a_rank_leaves_behind_is_killed(
@@ -137,8 +134,56 @@ async def test_what_a_rank_leaves_behind_is_killed(
         await asyncio.wait_for(gone.wait(), TIMEOUT_S)
 
 
-async def test_a_rank_s_quit_signal_doesn_t_end_the_worker(make: Start) -> None:
-    await make("quits").start(CollectingListener())
+async def test_a_rank_s_quit_signal_doesn_t_end_others(make: Start) -> None:
+    other = make()
+    await other.start(CollectingListener())
+    await make("quits", instance_name="quitter").start(CollectingListener())
+    await other.check_integrity()
+
+
+async def test_instances_share_what_was_imported(make: Start) -> None:
+    engines = [make(instance_name=name, layer_partition=(partition,)) for name, partition in (("a", 2), ("b", 3))]
+    for engine in engines:
+        await engine.start(CollectingListener())
+    one, other = (engine._instance._forks for engine in engines)
+    assert one is not None
+    assert other is not None
+    assert one._server is other._server
+    server = one._server._process.pid
+    with watched(server) as gone:
+        await engines[0].stop(TIMEOUT_S)
+        await engines[1].check_integrity()
+        await engines[1].stop(TIMEOUT_S)
+        await asyncio.wait_for(gone.wait(), TIMEOUT_S)
+
+
+async def test_other_imports_have_another_server(make: Start) -> None:
+    engines = [make(instance_name=name, threads_per_rank=threads) for name, threads in (("a", 1), ("b", 2))]
+    for engine in engines:
+        await engine.start(CollectingListener())
+    one, other = (engine._instance._forks for engine in engines)
+    assert one is not None
+    assert other is not None
+    assert one._server is not other._server
+
+
+async def test_when_the_server_dies_its_ranks_do(make: Start) -> None:
+    engine, listener = make(), CollectingListener()
+    info = await engine.start(listener)
+    assert engine._instance._forks is not None
+    with watched(info.rank_pids[0]) as gone:
+        engine._instance._forks._server._process.kill()
+        await listener.until(lambda: bool(listener.failures), TIMEOUT_S, "on_failure")
+        assert "SIGKILL" in listener.failures[0].reason
+        await asyncio.wait_for(gone.wait(), TIMEOUT_S)
+    await make(instance_name="next").start(CollectingListener())
+
+
+async def test_imports_that_fail(make: Start, tmp_path: Path) -> None:
+    engine = make()
+    engine._instance._module = "tests.unit.sglang.no_such_module"
+    with pytest.raises(EngineStartError, match=r"No module named 'tests.unit.sglang.no_such_module'"):
+        await engine.start(CollectingListener())
 
 
 async def test_death_of_a_rank_is_told_once(make: Start) -> None:
@@ -196,17 +241,7 @@ async def test_integrity_without_an_answer(make: Start, monkeypatch: pytest.Monk
         await engine.check_integrity()
     # A stopped process doesn't hear SIGTERM.
     await engine.stop(0.1)
-    assert engine._instance._ranks[0].process.returncode == -signal.SIGKILL
-
-
-async def test_start_only_on_the_main_thread(make: Start) -> None:
-    engine = make()
-    with pytest.raises(RuntimeError, match="main thread"):
-        await asyncio.to_thread(asyncio.run, engine.start(CollectingListener()))
-
-
-def test_the_real_program() -> None:
-    assert instance_module.RANK_PROGRAM[:3] == (sys.executable, "-P", "-m")
+    assert engine._instance._ranks[0].exit_code == -signal.SIGKILL
 
 
 async def test_what_holds_kv_is_asked_of_the_ranks(make: Start) -> None:

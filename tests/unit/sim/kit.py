@@ -7,7 +7,7 @@ from itertools import count
 
 from meshift.backends.base import EngineFailure, EngineRequest, FrozenRequest, MoveKey, Reserved, TokenEvent
 from meshift.backends.sim import SimEngine, SimParameters
-from meshift.backends.sim.core import Emit
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport

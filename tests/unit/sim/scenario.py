@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshift.backends.base import EngineFailure, EngineRequest, MoveKey, MoveRefused, TokenEvent
 from meshift.backends.sim import SimEngine, SimParameters
-from meshift.backends.sim.core import Emit
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.transport import Link, MemoryFabric, MemoryTransport
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import Priority, Sampling

@@ -7,7 +7,7 @@ import pytest
 
 from meshift.backends.base import Capability, EngineStartError, MoveKey, MoveRefused, TokenEvent
 from meshift.backends.sim import DEFAULT_MODEL, SimEngine, SimParameters
-from meshift.backends.sim.core import Emit
+from meshift.backends.sim.work import Emit
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport import MemoryFabric, MemoryTransport
 from meshift.schemas.errors import ContextTooLong, InvalidRequest, Unavailable

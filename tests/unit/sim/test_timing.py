@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from meshift.backends.sim import SimEngine, SimParameters
-from meshift.backends.sim.core import Emit
+from meshift.backends.sim.work import Emit
 from meshift.services.simulation import virtual_time
 from tests.unit.sim.kit import MS, PLAIN, Duo, Recorder, make_request, now_ns, started, until_idle
 

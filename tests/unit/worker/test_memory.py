@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from meshift.backends.base import KvMemoryNow, KvResized, ResizableEngine
+from meshift.backends.base import Engine, KvMemoryNow, KvResized, ResizableEngine
 from meshift.backends.sim.engine import SimEngine
 from meshift.schemas.errors import PeerTimeout, Unavailable, Unsupported
 from meshift.schemas.identity import Owner
@@ -56,7 +56,7 @@ def request(capacity: int = 64, preempt: bool = False) -> MemoryRequest:
     return MemoryRequest(resize=MemoryBody(capacity=capacity, preempt=preempt))
 
 
-async def memory_of(engine: SimEngine) -> KvMemory:
+async def memory_of(engine: Engine) -> KvMemory:
     return KvMemory(OWNER, engine, await engine.start(CollectingListener()), 15.0)
 
 
@@ -119,11 +119,20 @@ async def test_trouble(outcome: Exception, error: type[Exception]) -> None:
         await (await memory_of(Failing(outcome))).answer(MemoryRequest())
 
 
+class Fixed:
+    """An `Engine` and nothing more."""
+
+    def __init__(self) -> None:
+        engine = SimEngine()
+        self.start, self.submit, self.cancel, self.load = engine.start, engine.submit, engine.cancel, engine.load
+        self.check_integrity, self.stop = engine.check_integrity, engine.stop
+
+
 async def test_an_engine_of_fixed_size() -> None:
     with pytest.raises(Unsupported, match="fixed size"):
-        await (await memory_of(SimEngine())).answer(request())
-    told = await (await memory_of(SimEngine())).answer(MemoryRequest())
+        await (await memory_of(Fixed())).answer(request())
+    told = await (await memory_of(Fixed())).answer(MemoryRequest())
     assert (told.units, told.resident_bytes) == (None, None)
-    fixed = await memory_of(SimEngine())
+    fixed = await memory_of(Fixed())
     fixed.tick(0.0)
     assert fixed._asking is None

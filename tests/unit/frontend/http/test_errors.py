@@ -34,6 +34,7 @@ EXPECTED: list[tuple[mesh.MeshError, int, str, str]] = [
     (mesh.NotFound("m"), 404, "invalid_request_error", "model_not_found"),
     (mesh.Unsupported("m"), 400, "invalid_request_error", "unsupported"),
     (mesh.MoveDeclined("m", refusal="no_room"), 409, "invalid_request_error", "no_room"),
+    (mesh.LayoutDeclined("m", refusal="no_room"), 409, "invalid_request_error", "no_room"),
     (mesh.Overloaded("m"), 429, "rate_limit_error", "overloaded"),
     (mesh.Unavailable("m"), 503, "server_error", "unavailable"),
     (mesh.PeerTimeout("m"), 504, "server_error", "timeout"),

@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from meshift.schemas.errors import Overloaded
 from meshift.schemas.requests import FinishReason
 from meshift.services.frontend.http import HttpServer, serve
-from meshift.services.frontend.http.server import ServerStartError
+from meshift.services.frontend.http.server import DATE_S, ServerStartError
+from meshift.services.simulation.virtual_time import run
 from tests.unit.frontend.fake_frontend import Emit, Fail, Wait
 from tests.unit.frontend.http.harness import CHAT, HELLO, WAIT_S, MakeShell, Shell, ended, error_of
 
@@ -252,3 +253,27 @@ async def until_refused(port: int) -> None:
                 continue  # It was in the queue of a socket that has just been closed.
             writer.close()
             await asyncio.sleep(0.01)
+
+
+def test_an_idle_server_sleeps_and_leaves_when_it_is_told() -> None:
+    """It wakes once for each `Date`, and not to see whether it is to leave."""
+
+    async def main() -> None:
+        server, loop = HttpServer(FastAPI(), HOST, 0)._server, asyncio.get_running_loop()
+        turns: list[float] = []
+        on_tick = server.on_tick
+
+        async def counted(counter: int) -> bool:
+            turns.append(loop.time())
+            return await on_tick(counter)
+
+        server.on_tick = counted  # type: ignore[method-assign]
+        begin_s, serving = loop.time(), asyncio.ensure_future(server.main_loop())
+        await asyncio.sleep(10.5 * DATE_S)
+        assert turns == pytest.approx([begin_s + turn * DATE_S for turn in range(11)])
+        assert server.server_state.default_headers[0][0] == b"date"
+        server.leave()
+        await serving
+        assert loop.time() == begin_s + 10.5 * DATE_S
+
+    run(main())

@@ -34,6 +34,7 @@ from meshift.schemas.moves import (
 )
 from meshift.schemas.requests import Priority, Sampling
 from meshift.services.simulation import virtual_time
+from meshift.services.worker.layouts.gate import LayoutGate
 from meshift.services.worker.leases import Leases
 from meshift.services.worker.moves import destination as module
 from meshift.services.worker.moves.context import MoveContext
@@ -106,6 +107,7 @@ class Destination:
             close=self.close,
             announce=lambda record: self.announced.append(record.key),
             moved=MovedAway(60.0),
+            gate=LayoutGate(LAYOUT),
         )
         self.moves = IncomingMoves(self.context)
 

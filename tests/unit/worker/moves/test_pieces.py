@@ -110,7 +110,9 @@ def test_engine_words_and_wire_words() -> None:
     layout = KvLayout(((0, 2), (2, 4)), ((0, 1), (1, 2)), 64, "bfloat16", "w")
     reserved = Reserved(48, 16, layout, (Address("tcp", "h:1", 1, "t"), Address("tcp", "h:2", 0, "u")))
     assert wire.unpack_layout(wire.pack_layout(layout)) == layout
-    assert wire.unpack_room(wire.pack_room(reserved)) == reserved
+    room = wire.pack_room(reserved, 4)
+    assert wire.unpack_room(room) == reserved
+    assert room.epoch == 4
     assert wire.move_key(RequestKey("r", 2, 3)) == MoveKey("r", 2, 3)
     assert {wire.refusal_of(refusal).value for refusal in Refusal} == {refusal.value for refusal in Refusal}
     assert len(wire.shortened("x" * 5_000)) == 1_024

@@ -1,0 +1,1 @@
+"""Changes the layouts of running instances (PipeLive): plans, and drives the five phases."""
