@@ -11,7 +11,7 @@ from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.settings import parse_settings
 from meshift.services.simulation.scenario import Cluster
 
-Experiment = Literal["serving", "fragmentation", "priority", "autoscale", "scalability", "resizing"]
+Experiment = Literal["serving", "fragmentation", "priority", "autoscale", "combined", "scalability", "resizing"]
 
 
 class SimulateBenchmarkSettings(ExperimentSettings, Cluster):

@@ -1,7 +1,11 @@
 """Llumnix's section 6.5: instances paid for against the P99 prefill, over thresholds t of the range [t, t + 50]."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
 
+from meshift.benchmarks.experiments.charts import Points, draw
 from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings, ScalingSettings
@@ -59,9 +63,51 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
             row, raw = _run(case, cluster, requests)
             runs.add(row, raw)
     columns = ("rate", "cv", "cold_start_s", "threshold", "policy", "seed", "instances_paid_mean", "prefill_p99_s")
-    runs.conclude([{name: row[name] for name in columns} for row in runs.rows])
+    told = [curves(runs.rows, cold) | {"cold_start_s": cold} for cold in dict.fromkeys(c.cold_start_s for c in matrix)]
+    runs.conclude([{name: row[name] for name in columns} for row in runs.rows], {"cold_starts": told})
     print_rows(runs.summary)
+    for line in told:
+        print(f"cold start {line['cold_start_s']:g} s: saving at equal P99 {line['saving_at_equal_p99']}")
+    series = {f"{name}, {line['cold_start_s']:g} s": points for line in told for name, points in line["curve"].items()}
+    draw(settings.json_path, "Instances paid for", "P99 prefill, s", "instances, mean", series)
     return runs
+
+
+def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
+    """Of each policy, P99 prefill and instances paid for by threshold, over all loads and seeds; and what share of the
+    instances of INFaaS++ each saves where it has the same P99 prefill."""
+    mine = [row for row in rows if row["cold_start_s"] == cold_start_s]
+    curve = {
+        policy: [
+            (
+                fmean(row["prefill_p99_s"] for row in mine if _at(row, policy, threshold)),
+                fmean(row["instances_paid_mean"] for row in mine if _at(row, policy, threshold)),
+            )
+            for threshold in sorted({row["threshold"] for row in mine})
+        ]
+        for policy in dict.fromkeys(row["policy"] for row in mine)
+    }
+    base = curve.get("infaas++", [])
+    saving = {policy: saving_at_equal_p99(points, base) for policy, points in curve.items() if policy != "infaas++"}
+    return {"curve": curve, "saving_at_equal_p99": saving}
+
+
+def _at(row: Row, policy: str, threshold: float) -> bool:
+    return bool(row["policy"] == policy and row["threshold"] == threshold)
+
+
+def saving_at_equal_p99(ours: Points, theirs: Points) -> float | None:
+    """The median over those points of `theirs` (P99 prefill, instances) whose P99 lies within that of `ours`, which is
+    interpolated between its points. None: there are none."""
+    ordered = sorted(ours)
+    savings = []
+    for p99_s, instances in theirs:
+        for (low_s, first), (high_s, second) in pairwise(ordered):
+            if low_s <= p99_s <= high_s and high_s > low_s:
+                needed = first + (second - first) * (p99_s - low_s) / (high_s - low_s)
+                savings.append(1 - needed / instances)
+                break
+    return median(savings) if savings else None
 
 
 def _run(case: Case, cluster: Cluster, requests: int) -> tuple[Row, Row]:

@@ -3,6 +3,7 @@ matrix one with explicit packing."""
 
 from statistics import fmean
 
+from meshift.benchmarks.experiments.charts import draw
 from meshift.benchmarks.experiments.rates import known_rates, rate_of
 from meshift.benchmarks.experiments.runs import Row, Runs, print_rows, progress
 from meshift.benchmarks.experiments.serving import Cell, run_cell
@@ -32,8 +33,12 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
                 begin(f"seed {seed} {name}")
                 row, raw = run_cell(Cell(TRACE, TARGET_S, rate, seed, policy), used, settings.requests)
                 runs.add(row | {"policy": name}, raw)
-    runs.conclude(summarise(runs.rows))
+    runs.conclude(summarise(runs.rows), {row["policy"]: row["fragmented_share"] for row in summarise(runs.rows)})
     print_rows(runs.summary)
+    series: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in ways}
+    for row in runs.rows:
+        series[row["policy"]].append((row["seed"], 100 * row["fragmented_share"]))
+    draw(settings.json_path, "Fragmented memory, M-M", "seed", "% of the cluster's memory", series)
     return runs
 
 

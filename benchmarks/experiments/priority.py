@@ -1,7 +1,9 @@
 """Llumnix's section 6.4: what high priority is worth to those who have it, and what it costs the others."""
 
+from collections.abc import Sequence
 from statistics import median
 
+from meshift.benchmarks.experiments.charts import Series, draw
 from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.scheduler.policy.settings import PolicyName
@@ -33,7 +35,20 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
                         _run(runs, reading, settings.requests, cv, share, seed, policy)
     runs.conclude(summarise(runs.rows))
     print_rows(runs.summary)
+    draw(settings.json_path, "High priority against none", "CV of gaps", "times faster", _chart(runs.summary))
     return runs
+
+
+def _chart(summary: Sequence[Row]) -> Series:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for line in summary:
+        if line["high_share"] == SHARES[0]:
+            for column in ("prefill_mean_s", "decode_mean_ms"):
+                gain = line.get(f"high_{column}_gain")
+                if gain is not None:
+                    name = f"{line['policy']}, {column.partition('_')[0]}"
+                    series.setdefault(f"{name} ({line['reading'][0]})", []).append((line["cv"], gain))
+    return series
 
 
 def _reserving(cluster: Cluster) -> Cluster:

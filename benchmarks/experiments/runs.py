@@ -1,7 +1,7 @@
 """Runs of the simulated mesh, kept one by one, so that an experiment that is broken off has what it did."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,8 @@ class Runs:
     path: Path | None
     rows: list[Row] = field(default_factory=list)
     summary: list[Row] = field(default_factory=list)
+    answers: Row = field(default_factory=dict)
+    """What the experiment asks for, by name."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -84,9 +86,10 @@ class Runs:
                 file.write(json.dumps(row | raw) + "\n")
             self._write(self.path)
 
-    def conclude(self, summary: Sequence[Row]) -> None:
+    def conclude(self, summary: Sequence[Row], answers: Mapping[str, Any] | None = None) -> None:
         """All runs have ended."""
         self.summary = list(summary)
+        self.answers = dict(answers or {})
         if self.path is not None:
             self._write(self.path)
 
@@ -100,6 +103,7 @@ class Runs:
             "parameters_hash": self.parameters_hash,
             "rows": self.rows,
             "summary": self.summary,
+            **self.answers,
         }
         path.write_text(json.dumps(told, indent=1) + "\n")
 

@@ -1,7 +1,11 @@
 """Llumnix's section 6.3: latencies of the policies over traces, rates and seeds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
+from meshift.benchmarks.experiments.charts import draw
 from meshift.benchmarks.experiments.rates import known_rates, rate_of
 from meshift.benchmarks.experiments.runs import Row, Runs, figures, paired, print_rows, progress, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
@@ -57,7 +61,23 @@ def run(settings: ExperimentSettings, cluster: Cluster, experiment: str = "servi
             summary += paired(runs.rows, ("trace", "target_s"), figure, against)
     runs.conclude(summary)
     print_rows(summary)
+    draw_traces(settings.json_path, runs.rows)
     return runs
+
+
+def draw_traces(path: Path | None, rows: Sequence[Row]) -> None:
+    """A figure a trace: the median over the seeds of the P99 prefill, over the rate."""
+    for trace in dict.fromkeys(row["trace"] for row in rows):
+        mine = [row for row in rows if row["trace"] == trace]
+        series = {
+            policy: [
+                (rate, median(row["prefill_p99_s"] for row in mine if (row["policy"], row["rate"]) == (policy, rate)))
+                for rate in sorted({row["rate"] for row in mine if row["policy"] == policy})
+            ]
+            for policy in dict.fromkeys(row["policy"] for row in mine)
+        }
+        beside = None if path is None else path.with_name(f"{path.stem}-{Path(trace).stem}.json")
+        draw(beside, trace, "requests/s", "P99 prefill, s (median of seeds)", series)
 
 
 def run_cell(cell: Cell, cluster: Cluster, requests: int) -> tuple[Row, Row]:

@@ -32,6 +32,7 @@ from meshift.services.scheduler.operators import OperatorEndpoints
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
+from meshift.services.scheduler.policy.scaling import HeldDemand
 from meshift.services.scheduler.policy.settings import PolicySettings
 from meshift.services.scheduler.policy.snapshots import kept_observations
 from meshift.services.scheduler.scaling import Scaler
@@ -82,7 +83,14 @@ class SchedulerCore:
             scheduler_id, incarnation, bus, self.counters, self.decisions, self._indexes.changed
         )
         self._scaler = Scaler(
-            scheduler_id, incarnation, bus, self.observations, self.counters, self.decisions, options.scaling_drain_s
+            scheduler_id,
+            incarnation,
+            bus,
+            self.observations,
+            self.held_demand,
+            self.counters,
+            self.decisions,
+            options.scaling_drain_s,
         )
         self._periodic = Periodic(options.report_interval_s, self._report)
         self._looks = Periodic(options.scaling_interval_s, self._look)
@@ -117,7 +125,8 @@ class SchedulerCore:
 
     def _observe(self, known: KnownInstance) -> InstanceObservation:
         tokens, requests = self._charges.charged(known.owner)
-        return InstanceObservation(known.report, tokens, requests, self._migration.moving_in(known.owner))
+        moving_in, blocked_s = self._migration.moving_in(known.owner), self._migration.blocked_s(known.owner)
+        return InstanceObservation(known.report, tokens, requests, moving_in, blocked_s)
 
     def _observe_owner(self, owner: Owner) -> InstanceObservation | None:
         known = self._view.get(owner)
@@ -143,6 +152,10 @@ class SchedulerCore:
         """The newest migration plan of each model."""
         return self._migration.plans
 
+    def held_demand(self, model: str) -> HeldDemand:
+        """Tokens of dispatches that wait for room at that model's instances."""
+        return self._holding.demand(model)
+
     def held(self) -> int:
         """Dispatches that wait for room."""
         return len(self._holding)
@@ -159,7 +172,7 @@ class SchedulerCore:
         else:
             self._indexes.reset()
         self._charges.on_report(report.owner)
-        self._migration.on_report(report.owner)
+        self._migration.on_report(report, self._now_s())
         if self._rounds.on_report(report.owner, len(self._view)):
             self._on_round(self._rounds.take())
 

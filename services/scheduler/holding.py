@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshift.schemas.instances import DispatchRequest
 from meshift.services.scheduler.policy.dispatch import DispatchDecision
+from meshift.services.scheduler.policy.scaling import HeldDemand
 from meshift.services.scheduler.policy.waiting import WaitingLine
 
 HELD_MAX = 512
@@ -29,6 +30,11 @@ class Holding:
 
     def __len__(self) -> int:
         return len(self._line)
+
+    def demand(self, model: str) -> HeldDemand:
+        """What waits for that model's instances."""
+        demands = [place.item.request.demand for place in self._line if place.item.request.model == model]
+        return HeldDemand(sum(demands), max(demands, default=0))
 
     async def wait(self, request: DispatchRequest, now_s: float, timeout_s: float) -> DispatchDecision | None:
         """Until it has a place; None when the time is over, or when others that come first need the space."""

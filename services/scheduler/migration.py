@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from meshift.schemas import subjects
 from meshift.schemas.identity import Owner
-from meshift.schemas.instances import MovePair
+from meshift.schemas.instances import LoadReport, MovePair
 from meshift.schemas.steering import DecisionSubject
 from meshift.services.bus.base import Bus
 from meshift.services.scheduler.charges import Charges
@@ -37,6 +37,7 @@ class Migration:
         self._on_charge = on_charge
         self._paired: dict[tuple[Owner, Owner], float] = {}
         self._incoming = Charges()
+        self._blocked: dict[Owner, tuple[float, float]] = {}
         self.plans: dict[str, PairingPlan] = {}
         """The newest plan of each model's instances, to be explained to who asks."""
 
@@ -44,13 +45,24 @@ class Migration:
         """Tokens that pairs let others send to `owner`, and no report shows yet."""
         return self._incoming.charged(owner)[0]
 
-    def on_report(self, owner: Owner) -> None:
-        """`owner` reported."""
+    def blocked_s(self, owner: Owner) -> float:
+        """From the first of its reports in a row that showed the head of its queue without room to the newest."""
+        first_s, newest_s = self._blocked.get(owner, (0.0, 0.0))
+        return newest_s - first_s
+
+    def on_report(self, report: LoadReport, now_s: float) -> None:
+        """An instance reported."""
+        owner = report.owner
         self._incoming.on_report(owner)
+        if report.waiting and report.head_demand > report.free + report.cached:
+            self._blocked[owner] = (self._blocked.get(owner, (now_s, now_s))[0], now_s)
+        else:
+            self._blocked.pop(owner, None)
 
     def forget(self, owner: Owner) -> None:
         """`owner` is gone."""
         self._incoming.forget(owner)
+        self._blocked.pop(owner, None)
 
     def run(
         self,

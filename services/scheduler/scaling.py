@@ -16,7 +16,7 @@ from meshift.services.bus.base import Bus
 from meshift.services.scheduler.counters import SchedulerCounters
 from meshift.services.scheduler.decisions import DecisionLog
 from meshift.services.scheduler.policy.observation import InstanceObservation
-from meshift.services.scheduler.policy.scaling import ScalingAction, ScalingDecision, ScalingState, scale
+from meshift.services.scheduler.policy.scaling import HeldDemand, ScalingAction, ScalingDecision, ScalingState, scale
 from meshift.services.scheduler.policy.settings import ScalingSettings
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class Scaler:
         incarnation: int,
         bus: Bus,
         observe: Observe,
+        held: Callable[[str], HeldDemand],
         counters: SchedulerCounters,
         decisions: DecisionLog,
         drain_deadline_s: float,
@@ -87,6 +88,7 @@ class Scaler:
         self._incarnation = incarnation
         self._bus = bus
         self._observe = observe
+        self._held = held
         self._counters = counters
         self._decisions = decisions
         self._drain_deadline_s = drain_deadline_s
@@ -125,7 +127,7 @@ class Scaler:
         counted = [item for item in instances if item.owner.instance_id not in released]
         serving = sum(not item.is_draining for item in counted)
         before = replace(self._states.get(model, ScalingState()), starting=begun, known=serving)
-        decision, self._states[model] = scale(counted, before, settings, now_s)
+        decision, self._states[model] = scale(counted, before, settings, now_s, self._held(model))
         decision, launcher = self._possible(decision, launchers)
         self._decisions.look(DecisionSubject.SCALING, decision, now_s, model)
         if decision.action is ScalingAction.NOTHING:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.services.periodic import Periodic
 from meshift.services.scheduler.policy.scaling import ScalingAction, ScalingState, scale
 from meshift.services.scheduler.policy.settings import ScalingSettings
@@ -44,7 +45,9 @@ class Elastic:
         if self._mesh.scheduler is None:
             return
         now_s = asyncio.get_running_loop().time()
-        decision, self._state = scale(self._mesh.scheduler.observations(), self._state, self._settings, now_s)
+        scheduler = self._mesh.scheduler
+        held = scheduler.held_demand(DEFAULT_MODEL.name)
+        decision, self._state = scale(scheduler.observations(), self._state, self._settings, now_s, held)
         self.actions[decision.action] += 1
         if decision.dry_run:
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.services.bus.memory import Mode
 from meshift.services.frontend.core import FrontendOptions
+from meshift.services.scheduler.core import SchedulerOptions
 from meshift.services.simulation import virtual_time
 from meshift.services.simulation.clients import Client, Outcome, make_request
 from meshift.services.simulation.elastic import Elastic
@@ -76,9 +77,15 @@ def run_serving(
     return virtual_time.run(_run(options, arrivals, on_done))
 
 
+def _without_scaling(options: SchedulerOptions) -> SchedulerOptions:
+    """`Elastic` does what the policy decides; the scheduler's own scaler, which would find no launcher, must not drain
+    the same instances beside it."""
+    return options.model_copy(update={"scheduling": options.scheduling.replaced({"scaling": {"enabled": False}})})
+
+
 async def _run(options: MeshOptions, arrivals: list[Arrival], on_done: Callable[[int], None]) -> ServingResult:
     loop = asyncio.get_running_loop()
-    mesh = SimulatedMesh(options)
+    mesh = SimulatedMesh(replace(options, scheduler=_without_scaling(options.scheduler)))
     await mesh.start()
     probe = ClusterProbe(mesh, options.worker.report_interval_s)
     probe.start()

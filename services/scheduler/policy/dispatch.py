@@ -58,6 +58,8 @@ class DispatchDecision:
             return "not its turn"
         if rank.tier == TIER_FULL and self.owner is None:
             return f"{instance.waiting} requests wait there"
+        if rank.tier == TIER_WAITS and self.owner is None:
+            return "kept open for what fits"
         if not fits(instance, self.demand, self.settings.dispatch) and self.fits:
             return f"room for {instance.room} of {self.demand} tokens"
         if dispatch_freeness(instance) < 0:
@@ -87,7 +89,8 @@ def choose_instance(
     ranker = RANKERS[settings.policy]
     ranks = [ranker(instance, demand, -((index - turn) % count), settings) for index, instance in enumerate(instances)]
     best = max(range(count), key=ranks.__getitem__)
-    return decide_for(instances[best], ranks[best], demand, turn, settings, instances, may_wait=may_wait)
+    queues = sum(instance.waiting > 0 for instance in instances)
+    return decide_for(instances[best], ranks[best], demand, turn, settings, instances, queues, may_wait=may_wait)
 
 
 def decide_for(
@@ -97,11 +100,12 @@ def decide_for(
     turn: int,
     settings: PolicySettings,
     instances: Sequence[InstanceObservation],
+    queues: int,
     *,
     may_wait: bool,
 ) -> DispatchDecision:
-    """The decision for the one that ranks first among `instances`."""
-    holds = may_wait and settings.policy == "meshift" and rank.tier == TIER_FULL
+    """The decision for the one that ranks first among `instances`, at `queues` of which somebody waits."""
+    holds = may_wait and settings.policy == "meshift" and _waits_here(chosen, rank, queues, len(instances), settings)
     placed = fits(chosen, demand, settings.dispatch)
     return DispatchDecision(
         owner=None if holds else chosen.owner,
@@ -112,6 +116,15 @@ def decide_for(
         settings=settings,
         instances=instances,
     )
+
+
+def _waits_here(chosen: InstanceObservation, rank: Rank, queues: int, count: int, settings: PolicySettings) -> bool:
+    """Whether a prompt waits at the scheduler rather than at the best instance: enough others wait there, or enough
+    instances have queues. What waits for much room keeps all that comes after it waiting, however small: it may do so
+    at few instances, and the others stay open for what fits."""
+    if rank.tier == TIER_WAITS and settings.dispatch.hold:
+        return not chosen.waiting and queues >= settings.dispatch.queues_of(count)
+    return rank.tier == TIER_FULL
 
 
 def fits(instance: InstanceObservation, demand: int, settings: DispatchSettings) -> bool:
@@ -179,7 +192,7 @@ def _reason(
     chosen: InstanceObservation, rank: Rank, count: int, placed: bool, holds: bool, settings: PolicySettings
 ) -> str:
     if holds:
-        return f"fits on none of {count}, and {settings.dispatch.waiting_max} wait at each already"
+        return f"fits on none of {count}, and enough wait there already"
     if settings.policy == "round-robin":
         text = f"its turn among {count}"
     elif settings.policy in ("infaas++", "central"):

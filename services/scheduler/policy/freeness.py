@@ -21,12 +21,12 @@ def dispatch_freeness(instance: InstanceObservation, headroom: bool = True) -> f
     return (report.capacity - usage) / max(report.running + instance.charged_requests, 1)
 
 
-def migration_freeness(instance: InstanceObservation, headroom: bool = True) -> float:
+def migration_freeness(instance: InstanceObservation, headroom: bool = True, inflate_over_s: float = 0.0) -> float:
     """For migration: of the queue only the head's demand counts, so that room is made for one request at a time."""
     if instance.is_draining:
         return DRAINING
     report = instance.report
-    usage = report.used + report.reserved + report.head_demand + instance.moving_in
+    usage = report.used + report.reserved + instance.inflation(inflate_over_s) + instance.moving_in
     if headroom:
         usage += report.headroom
     return (report.capacity - usage) / max(report.running, 1)

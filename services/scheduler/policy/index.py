@@ -70,6 +70,7 @@ class DispatchIndex:
         self._figures = FIGURES[settings.policy]
         self._places = {instance.owner: place for place, instance in enumerate(instances)}
         self._recording = Recording(instances)
+        self._queues = sum(instance.waiting > 0 for instance in instances)
         self._orders: dict[str, Ordered] = {}
         self._fill()
 
@@ -83,7 +84,9 @@ class DispatchIndex:
         """These, which it has, changed."""
         changed = list(changed)
         for instance in changed:
-            self._recording.put(self._places[instance.owner], instance)
+            place = self._places[instance.owner]
+            self._queues += (instance.waiting > 0) - (self._recording.now[place].waiting > 0)
+            self._recording.put(place, instance)
         if len(changed) * REFILL_SHARE > len(self):
             self._fill()
             return
@@ -100,7 +103,9 @@ class DispatchIndex:
         place = self._best(demand, turn % count)
         chosen = self._recording.now[place]
         rank = rank_instance(chosen, demand, (place - turn) % count, self.settings)
-        return decide_for(chosen, rank, demand, turn, self.settings, self._recording.snapshot(), may_wait=may_wait)
+        return decide_for(
+            chosen, rank, demand, turn, self.settings, self._recording.snapshot(), self._queues, may_wait=may_wait
+        )
 
     def _fill(self) -> None:
         by_name: dict[str, dict[int, float]] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState, LoadReport
@@ -17,6 +18,9 @@ class InstanceObservation:
     charged_requests: int = 0
     moving_in: int = 0
     """What pairs let others send there, and no report shows as reserved yet."""
+
+    blocked_s: float = inf
+    """How long the head of its queue has waited for room, as reports showed it."""
 
     @property
     def owner(self) -> Owner:
@@ -36,6 +40,12 @@ class InstanceObservation:
     def room(self) -> int:
         """What a new prompt can have at once: those that wait there are served before it."""
         return self.free - self.report.queued_demand
+
+    def inflation(self, over_s: float) -> float:
+        """Tokens that the head of the queue counts as, where its demand comes to count in full `over_s` after it began
+        to wait; 0: at once, as published."""
+        demand = self.report.head_demand
+        return demand if self.blocked_s >= over_s else demand * self.blocked_s / over_s
 
     @property
     def waiting(self) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 
 from meshift.schemas.identity import Owner
-from meshift.services.scheduler.policy.dispatch import fits
+from meshift.services.scheduler.policy.dispatch import fits, reach
 from meshift.services.scheduler.policy.freeness import migration_freeness
 from meshift.services.scheduler.policy.observation import Alternative, Explanation, InstanceObservation
 from meshift.services.scheduler.policy.settings import PolicySettings
@@ -79,7 +79,8 @@ def pair_instances(
     headroom = settings.sees_priorities
     requeued = requeue(instances, settings, now_s) if settings.requeues else []
     busy = {owner for pair in requeued for owner in (pair.source, pair.destination)}
-    freeness = {instance.owner: migration_freeness(instance, headroom) for instance in instances}
+    over_s = migration.inflate_over_s
+    freeness = {instance.owner: migration_freeness(instance, headroom, over_s) for instance in instances}
     able = [item for item in instances if item.owner not in busy]
     sources = [item for item in able if freeness[item.owner] < settings.out_below and item.report.running]
     destinations = [item for item in able if freeness[item.owner] > settings.in_above and item.free > 0]
@@ -100,7 +101,8 @@ def pair_instances(
 def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, now_s: float) -> list[Pair]:
     """Where the head of a queue lacks room that another instance has, with the steps for its batch to grow, or where an
     engine admits nothing, for what its batch may grow to: it goes there, at the price of a message. A preempted request
-    is such a head too. The ones that lack most first; each to the freest that nobody waits at."""
+    is such a head too. The ones that lack most first; each to the freest that nobody waits at. Then those that such a
+    head blocks."""
     blocked = [
         item
         for item in instances
@@ -111,26 +113,53 @@ def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, 
     freeness = {item.owner: migration_freeness(item, settings.sees_priorities) for item in open_ones}
     left = _Line(sorted(open_ones, key=lambda item: (freeness[item.owner], item.owner), reverse=True))
     refused = inf
-    pairs = []
+    pairs, stuck = [], []
     for source in blocked:
         demand = source.report.head_demand
         # Places only get fewer: where one found none, a larger one needs no look.
         chosen = left.take(partial(_holds, demand, settings)) if demand < refused else None
-        if chosen is None:
-            refused = min(refused, demand)
+        if chosen is not None:
+            pairs.append(_waiting_pair(source, chosen, chosen.room, demand, settings, now_s))
             continue
-        pairs.append(
-            Pair(
-                source=source.owner,
-                destination=chosen.owner,
-                tokens_max=chosen.room,
-                tokens_wanted=demand,
-                until_freeness=settings.out_below,
-                expires_s=now_s + settings.migration.pair_ttl_s,
-                waiting=True,
-            )
-        )
+        refused = min(refused, demand)
+        stuck.append(source)
+    return [*pairs, *_unblocked(stuck, left, settings, now_s)]
+
+
+def _unblocked(
+    stuck: Sequence[InstanceObservation], left: "_Line", settings: PolicySettings, now_s: float
+) -> list[Pair]:
+    """Where the head has room nowhere, others that it blocks may have some: one of them goes, the first that fits."""
+    pairs = []
+    for source in stuck:
+        report = source.report
+        if report.waiting < 2:
+            continue
+        demand = max(1, (report.queued_demand - report.head_demand) // (report.waiting - 1))
+        chosen = left.take(partial(_holds, demand, settings))
+        if chosen is not None:
+            room = int(min(chosen.room, reach(chosen, settings.dispatch)))
+            pairs.append(_waiting_pair(source, chosen, room, demand, settings, now_s))
     return pairs
+
+
+def _waiting_pair(
+    source: InstanceObservation,
+    destination: InstanceObservation,
+    room: int,
+    demand: int,
+    settings: PolicySettings,
+    now_s: float,
+) -> Pair:
+    return Pair(
+        source=source.owner,
+        destination=destination.owner,
+        tokens_max=room,
+        tokens_wanted=demand,
+        until_freeness=settings.out_below,
+        expires_s=now_s + settings.migration.pair_ttl_s,
+        waiting=True,
+    )
 
 
 class _Line:
@@ -188,7 +217,8 @@ def missing_tokens(source: InstanceObservation, settings: PolicySettings) -> int
     if source.is_draining:
         return report.used
     headroom = report.headroom if settings.sees_priorities else 0
-    usage = report.used + report.reserved + report.head_demand + source.moving_in + headroom
+    inflation = source.inflation(settings.migration.inflate_over_s)
+    usage = report.used + report.reserved + inflation + source.moving_in + headroom
     return max(0, round(settings.out_below * max(report.running, 1) - (report.capacity - usage)))
 
 

@@ -31,6 +31,17 @@ class ScalingState:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldDemand:
+    """Of prompts that wait at the scheduler, in no instance's report. Tokens."""
+
+    total: int = 0
+    largest: int = 0
+
+
+NOTHING_HELD = HeldDemand()
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingDecision:
     """One look's outcome. With `dry_run` the action is only told."""
 
@@ -70,29 +81,34 @@ def cluster_freeness(
     return (sum(spare) + starting * capacity) / max(sum(running), 1)
 
 
-def is_short(instances: Sequence[InstanceObservation]) -> bool:
+def is_short(instances: Sequence[InstanceObservation], held: HeldDemand = NOTHING_HELD) -> bool:
     """Whether prompts wait that have room nowhere: one is larger than any instance's free memory, or all of them
     together than that of all. The figure doesn't see it: a few requests with long outputs fill the memory and leave
     many decode steps to each, while what waits can't begin. Memory that is only scattered isn't short: moves gather it.
     """
     free = [item.free for item in instances]
     blocked = [item.report for item in instances if item.report.waiting and item.report.head_demand > item.free]
-    if not blocked:
+    if not instances or not (blocked or held.total):
         return False
-    alone = max(report.head_demand for report in blocked) > max(free)
-    return alone or sum(report.queued_demand for report in blocked) > sum(free)
+    largest = max([held.largest, *(report.head_demand for report in blocked)])
+    total = held.total + sum(report.queued_demand for report in blocked)
+    return largest > max(free) or total > max(0, sum(free))
 
 
 def scale(
-    instances: Sequence[InstanceObservation], state: ScalingState, settings: ScalingSettings, now_s: float
+    instances: Sequence[InstanceObservation],
+    state: ScalingState,
+    settings: ScalingSettings,
+    now_s: float,
+    held: HeldDemand = NOTHING_HELD,
 ) -> tuple[ScalingDecision, ScalingState]:
-    """One look at the live instances (the draining ones included). One instance is started or drained at a time, and
-    the figure must stay beyond the range for `sustain_s` anew for the next."""
+    """One look at the live instances (the draining ones included), and at what waits for them at the scheduler. One
+    is started or drained at a time, and the figure must stay beyond the range for `sustain_s` anew for the next."""
     serving = [item for item in instances if not item.is_draining]
     state = _after_starts(state, len(serving), settings, now_s)
     capacity = max((item.report.capacity for item in instances), default=0)
     freeness = cluster_freeness(serving, settings.figure, len(state.starting), capacity)
-    short = settings.shortage and bool(serving) and is_short(serving)
+    short = settings.shortage and bool(serving) and is_short(serving, held)
     state = _after_figure(state, freeness, short, settings, now_s)
     total = len(serving) + len(state.starting)
     action, why = _decide(state, freeness, total, len(serving), settings, now_s)

@@ -1,6 +1,7 @@
 """What can be set about scheduling: one frozen model, replaced as a whole, so that no decision sees half a change."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -38,9 +39,16 @@ class DispatchSettings(_Settings):
     hold: bool = Field(True, description="let a prompt that fits nowhere wait at the scheduler, not at an instance")
     hold_s_max: float = Field(0.25, gt=0, le=10, description="longest time until such a prompt is asked for again")
     waiting_max: int = Field(1, ge=1, description="requests that may wait at an instance before others are held")
+    queues_share: float = Field(
+        0.125, ge=0, le=1, description="share of the instances at which prompts may wait, at least one"
+    )
     margin_steps: float = Field(
         20.0, ge=0, description="decode steps that an instance's batch must have room for beside the prompt"
     )
+
+    def queues_of(self, instances: int) -> int:
+        """At how many of so many instances prompts may wait."""
+        return max(1, ceil(self.queues_share * instances))
 
 
 class MigrationSettings(_Settings):
@@ -53,6 +61,9 @@ class MigrationSettings(_Settings):
     )
     in_above: float | None = Field(None, description="freeness above which an instance takes them (likewise)")
     requeue: bool = Field(True, description="let what waits in a full instance's queue move too (`meshift` only)")
+    inflate_over_s: float = Field(
+        0.0, ge=0, le=600, description="time over which what the head of a blocked queue needs comes to count in full"
+    )
     pair_ttl_s: float = Field(0.25, gt=0, le=60, description="how long a pair holds unless it is renewed")
     reverse_after_s: float = Field(
         5.0, ge=0, description="time in which two instances are not paired the other way round"

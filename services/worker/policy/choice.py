@@ -105,17 +105,22 @@ def choose_request(
 
 
 def choose_waiting(requests: Sequence[Movable], tokens_max: int, now_s: float, settings: ChoiceSettings) -> Choice:
-    """The one at the head of the queue, whose demand blocks the others: of the waiting ones, by scheduling priority and
-    then the order of `requests`, which is that of their arrival."""
+    """The first of the queue for whose demand the destination has room: the head, or if that is too large one that it
+    blocks. The queue's order is by scheduling priority and then that of `requests`, which is of their arrival."""
     waiting = [item for item in requests if not item.tokens and not item.is_moving]
     if not waiting:
         return Choice(None, "nothing waits that doesn't move already")
-    head = max(waiting, key=lambda item: item.scheduling)
-    if settings.backs_off(head, now_s):
-        return Choice(None, "the head of the queue failed to go there a moment ago")
-    if head.demand > tokens_max:
-        return Choice(None, f"the head of the queue needs {head.demand} tokens, there are {tokens_max}")
-    return Choice(head, f"head of the queue, {head.demand} tokens")
+    queue = sorted(waiting, key=lambda item: -item.scheduling)
+    able = [item for item in queue if not settings.backs_off(item, now_s)]
+    if not able:
+        return Choice(None, f"all {len(queue)} that wait failed to go there a moment ago")
+    chosen = next((item for item in able if item.demand <= tokens_max), None)
+    if chosen is None:
+        least = min(item.demand for item in able)
+        return Choice(None, f"those that wait need {least} tokens and more, there are {tokens_max}")
+    place = queue.index(chosen)
+    where = "head of the queue" if not place else f"{place} before it in the queue"
+    return Choice(chosen, f"{where}, {chosen.demand} tokens")
 
 
 def freeness_without(load: SourceLoad, execution: int, usage: VirtualUsageSettings) -> float:

@@ -1,17 +1,32 @@
 """The experiments' own parts: what they run, keep and compare."""
 
 import json
+from array import array
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from meshift.backends.sim.parameters import SimParameters
 from meshift.benchmarks import simulate
-from meshift.benchmarks.experiments import autoscale, fragmentation, priority, rates, resizing, scalability, serving
+from meshift.benchmarks.experiments import (
+    autoscale,
+    combined,
+    fragmentation,
+    priority,
+    rates,
+    resizing,
+    scalability,
+    serving,
+)
 from meshift.benchmarks.experiments.runs import Row, Runs, paired
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.cli.errors import CommandError
+from meshift.services.simulation.arrivals import SinusoidalRate
+from meshift.services.simulation.clients import Outcome, make_request
 from meshift.services.simulation.scenario import Cluster
+from meshift.services.simulation.workload import Arrival, generate
 from scripts.find_rates import Search
 
 KNOWN = {"parameters_hash": SimParameters().parameters_hash(), "seeds": {}, "rates": {"M-M": {"10": 8.0}}}
@@ -141,8 +156,12 @@ def test_a_small_run_that_scales(tmp_path: Path) -> None:
         str(path),
     ]
     assert simulate.main(arguments) == 0
-    rows = json.loads(path.read_text())["rows"]
+    told = json.loads(path.read_text())
+    rows = told["rows"]
     assert [line["threshold"] for line in rows] == [10.0, 40.0]
+    (cold,) = told["cold_starts"]
+    assert cold["cold_start_s"] == 30.0
+    assert len(cold["curve"]["meshift"]) == 2
     assert all(1 <= line["instances_paid_mean"] <= 16 for line in rows)
 
 
@@ -187,6 +206,49 @@ def test_runs_that_are_known_are_not_run_again(tmp_path: Path) -> None:
     other = Search(41, [0], path)
     other.load()
     assert other.known == {}
+
+
+def test_savings_are_read_where_both_have_the_same_tail() -> None:
+    theirs = [(2.0, 10.0), (8.0, 8.0), (100.0, 4.0)]
+    assert autoscale.saving_at_equal_p99([(1.0, 9.0), (9.0, 1.0)], theirs) == pytest.approx(0.475)
+    assert autoscale.saving_at_equal_p99([(200.0, 1.0), (300.0, 1.0)], theirs) is None
+    assert autoscale.saving_at_equal_p99([], theirs) is None
+
+
+def test_everything_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "told.json"
+    arguments = ["--experiment", "combined", "--quick", "--requests", "20", "--policies", "meshift"]
+    assert simulate.main([*arguments, "--json", str(path)]) == 0
+    told = json.loads(path.read_text())
+    assert [line["policy"] for line in told["rows"]] == ["meshift"]
+    needed = {"violations_urgent", "violations_high", "violations_normal", "moved_often_share", "reversed_share"}
+    assert all(needed | {"overloaded_s_max"} <= set(line) for line in told["summary"])
+    assert path.with_suffix(".svg").exists()
+
+
+def test_a_tenth_of_the_prompts_is_five_times_as_long_and_classes_have_their_shares() -> None:
+    arrivals = combined.arrivals(1_000, 3, 10**9)
+    plain = generate("M-M", 1_000, SinusoidalRate(5.0, 0.6, 400.0), 3, 4.0)
+    longer = [new.input_tokens / old.input_tokens for new, old in zip(arrivals, plain, strict=True)]
+    assert (longer.count(5.0), longer.count(1.0)) == (100, 900)
+    counts = [sum(arrival.priority == priority for arrival in arrivals) for priority in (0, 1, 2)]
+    assert counts == [800, 150, 50]
+    ways = {name: cluster for name, _, cluster in combined.ways(Cluster(), ())}
+    assert list(ways) == ["meshift", "llumnix", "infaas++", "meshift, gradual", "meshift, maximum"]
+    assert ways["meshift, gradual"].scheduling.migration.inflate_over_s == combined.GRADUAL_S
+    assert ways["meshift, maximum"].usage.combination == "maximum"
+    assert all(way.scheduling.scaling.enabled for way in ways.values())
+
+
+def test_a_promise_counts_from_when_the_prompt_alone_could_have_begun() -> None:
+    request = make_request(Arrival("r", 0.0, 1_000, 3), "m", Random(1))
+    engine = SimParameters()
+    alone_s = engine.prefill_ns(1_000, 1_000_000) / 1e9
+    first_s = alone_s + combined.PROMISES[0].queueing_s
+    outcome = Outcome(request, 0.0, first_s - 0.01, first_s + 0.09, array("i", [1, 2, 3]))
+    assert not combined.misses(outcome, engine)
+    assert combined.misses(replace(outcome, first_s=first_s + 0.01), engine)
+    assert combined.misses(replace(outcome, last_s=first_s + 0.4), engine)
 
 
 def test_capacity_grows_with_the_layout_unless_that_is_left_out() -> None:

@@ -18,7 +18,9 @@ def settings(policy: PolicyName = "meshift", **sections: Mapping[str, Any]) -> P
     return PolicySettings.model_validate({"policy": policy, **sections})
 
 
-PLAIN = settings(dispatch={"margin_steps": 0}, migration={"out_below": 3, "in_above": 30, "requeue": False})
+PLAIN = settings(
+    dispatch={"margin_steps": 0, "queues_share": 1}, migration={"out_below": 3, "in_above": 30, "requeue": False}
+)
 """The numbers that are easy to follow."""
 
 

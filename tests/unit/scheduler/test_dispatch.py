@@ -135,6 +135,19 @@ def test_further_ones_wait_at_the_scheduler_but_smaller_ones_pass() -> None:
     assert chosen([*loads, instance("c", used=940, running=5)], 50) == "c"
 
 
+def test_few_instances_have_queues_and_the_others_stay_open_for_what_fits() -> None:
+    waits: dict[str, Any] = {"waiting": 1, "queued_demand": 300, "head_demand": 300}
+    loads = [instance("a", used=900, running=5, **waits), *(instance(name, used=700, running=5) for name in "bcd")]
+    half, quarter = (settings(dispatch={"margin_steps": 0, "queues_share": share}) for share in (0.5, 0.25))
+    assert chosen(loads, 400, policy=half) == "b"
+    assert chosen(loads, 400, policy=quarter) is None
+    assert chosen(loads, 300, policy=quarter) == "b"
+    assert chosen([instance("a", used=700, running=5)], 400, policy=quarter) == "a", "at one at least"
+    decision = choose_instance(loads, 400, 0, quarter, may_wait=False)
+    assert decision is not None
+    assert decision.owner == Owner("b", 1)
+
+
 def test_a_frontend_that_can_not_wait_always_gets_an_owner() -> None:
     waits: dict[str, Any] = {"waiting": 1, "queued_demand": 300, "head_demand": 300}
     loads = [instance("a", used=900, running=5, **waits), instance("b", used=800, running=5, **waits)]

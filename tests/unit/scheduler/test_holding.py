@@ -12,6 +12,7 @@ from meshift.schemas.requests import Priority
 from meshift.services.scheduler import holding
 from meshift.services.scheduler.holding import Holding
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
+from meshift.services.scheduler.policy.scaling import HeldDemand
 from meshift.services.scheduler.policy.waiting import WaitingLine
 from meshift.services.simulation import virtual_time
 from tests.unit.scheduler.kit import instance, settings
@@ -162,3 +163,19 @@ def test_one_that_is_placed_charges_before_the_next_is_looked_at() -> None:
         return [decision.owner if decision else None for decision in await asyncio.gather(*tasks)]
 
     assert virtual_time.run(main()) == [Owner("a", 1), None]
+
+
+def test_it_tells_what_waits_for_each_model() -> None:
+    async def main() -> None:
+        line = Holding(Room().decide)
+        asks = [ask("a", 30), ask("b", 50), ask("c", 90).model_copy(update={"model": "other"})]
+        waits = [asyncio.ensure_future(line.wait(request, 0.0, 5.0)) for request in asks]
+        await asyncio.sleep(0)
+        assert line.demand("m") == HeldDemand(80, 50)
+        assert line.demand("other") == HeldDemand(90, 90)
+        assert line.demand("nobody's") == HeldDemand()
+        line.release()
+        await asyncio.gather(*waits)
+        assert line.demand("m") == HeldDemand()
+
+    virtual_time.run(main())

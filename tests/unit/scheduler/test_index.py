@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,16 +39,25 @@ def histories(draw: st.DrawFn) -> tuple[list[InstanceObservation], list[tuple[li
     return first, steps
 
 
-@given(histories(), st.integers(0, 50), st.sampled_from(POLICIES), MARGINS, st.booleans())
+@hypothesis.settings(deadline=None)
+@given(
+    histories(),
+    st.integers(0, 50),
+    st.sampled_from(POLICIES),
+    MARGINS,
+    st.booleans(),
+    st.sampled_from([0.0, 0.125, 0.5, 1.0]),
+)
 def test_it_decides_as_the_plain_scan(
     history: tuple[list[InstanceObservation], list[tuple[list[InstanceObservation], int, bool]]],
     turn: int,
     policy: PolicyName,
     margin: float,
     hold: bool,
+    share: float,
 ) -> None:
     now, steps = history
-    made = settings(policy, dispatch={"margin_steps": margin, "hold": hold})
+    made = settings(policy, dispatch={"margin_steps": margin, "hold": hold, "queues_share": share})
     index = DispatchIndex(now, made)
     places = {item.owner: place for place, item in enumerate(now)}
     for changed, demand, may_wait in steps:
@@ -98,6 +108,7 @@ def test_a_decision_shows_what_it_was_made_from_whatever_comes_after() -> None:
 PLACES, VALUES = st.integers(0, 9), st.integers(-3, 3)
 
 
+@hypothesis.settings(deadline=None)
 @given(st.dictionaries(PLACES, VALUES), st.lists(st.tuples(PLACES, VALUES | st.none())), PLACES)
 def test_the_order_of_a_figure(start: dict[int, float], changes: list[tuple[int, float | None]], first: int) -> None:
     order, plain = Ordered(), dict(start)

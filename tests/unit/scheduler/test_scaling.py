@@ -5,6 +5,7 @@ from typing import Any
 from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.scaling import (
+    HeldDemand,
     ScalingAction,
     ScalingDecision,
     ScalingState,
@@ -135,6 +136,15 @@ def test_what_waits_and_has_room_nowhere_is_a_shortage_that_the_figure_does_not_
     assert scaler.actions([blocked], range(60)) == [(10, "start")], "one, until it has come"
     assert "room nowhere" in Scaler(ScalingSettings(enabled=True, sustain_s=0.0)).look([blocked], 0.0).why
     assert Scaler(SETTINGS.model_copy(update={"shortage": False})).actions([blocked], range(60)) == []
+
+
+def test_what_waits_at_the_scheduler_counts_too() -> None:
+    loads = [instance("a", used=800, running=4), instance("b", used=600, running=4)]
+    assert not is_short(loads, HeldDemand(600, 300))
+    assert is_short(loads, HeldDemand(600, 401)), "larger than what is free anywhere"
+    assert is_short(loads, HeldDemand(601, 300)), "more than is free together"
+    assert not is_short([instance("a", used=1000, running=1, charged=(50, 1))]), "nothing waits"
+    assert not is_short([], HeldDemand(10, 10))
 
 
 def test_memory_that_is_only_scattered_is_no_shortage() -> None:

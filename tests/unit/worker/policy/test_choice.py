@@ -73,13 +73,17 @@ def test_one_that_failed_to_go_there_a_moment_ago_is_not_chosen() -> None:
     assert name(choose([movable("a", 100, failed_s=95.0), movable("b", 200)])) == "a"
 
 
-def test_the_head_of_the_queue_that_failed_to_go_there_blocks_the_others() -> None:
-    def head(failed_s: float) -> str | None:
+def test_the_first_of_the_queue_that_fits_goes() -> None:
+    def first(failed_s: float, tokens_max: int = 100) -> str | None:
         waiting = [movable("a", 0, demand=50, failed_s=failed_s), movable("b", 0, demand=10)]
-        return name(choose_waiting(waiting, 100, 100.0, SETTINGS))
+        return name(choose_waiting(waiting, tokens_max, 100.0, SETTINGS))
 
-    assert head(96.0) is None
-    assert head(95.0) == "a"
+    assert first(95.0) == "a"
+    assert first(96.0) == "b", "the head failed to go there a moment ago"
+    assert first(95.0, 49) == "b", "one that the head blocks"
+    assert first(95.0, 9) is None
+    assert name(choose_waiting([movable("a", 0, demand=50, failed_s=96.0)], 100, 100.0, SETTINGS)) is None
+    assert name(choose_waiting([movable("a", 50)], 100, 100.0, SETTINGS)) is None
 
 
 def test_it_must_fit_while_it_grows() -> None:
