@@ -263,9 +263,9 @@ class DeltaSent:
     """KV of tokens [start, end) was sent; `end` is the next round's start."""
     byte_count: int
     gather_ns: int
-    """Of the step thread's time, the slowest rank's."""
+    """What reading it took the slowest rank, on whichever thread."""
     transfer_ns: int
-    """From the gather's end until the last rank has applied it."""
+    """From the first read until the last rank has applied it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +342,10 @@ class MovableEngine(Engine, Protocol):
     async def resume(self, key: MoveKey, attempt: int) -> None:
         """Source: the move failed, or never began; go on here, as `(attempt, hop - 1)`, frozen or not. Tokens of the
         old attempt reach the listener under the old key first."""
+
+    async def learn_schema(self, json_schema: str) -> None:
+        """Destination: a request that obeys this schema is to come; returns when its commit won't wait for it any
+        more. A schema that can't be obeyed is no error here. May be cancelled."""
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float

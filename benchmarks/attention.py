@@ -50,6 +50,7 @@ class AttentionSettings(BenchmarkSettings):
     steps: int = Field(24, ge=2, description="decode steps of an engine's sample (--quick: 12)")
     repeats: int = Field(5, ge=1, description="samples of each engine and context (--quick: 3)")
     kernels_only: bool = Field(False, description="start no engine")
+    engines_only: bool = Field(False, description="no kernel by itself")
     timeout_s: float = Field(240.0, gt=0, description="of one engine's sample")
     seed: int = Field(0, description="of prompts and of where pages lie")
 
@@ -59,9 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     settings = parse_settings(AttentionSettings, "meshift bench attention", list(arguments))
     dice = random.Random(settings.seed)
     rounds = min(settings.rounds, 11) if settings.quick else settings.rounds
-    samples = [sample for case in (*DECODES, *EXTENDS) for sample in attention_kernels.measure(case, rounds, dice)]
-    print_table(table(summary(samples), samples))
+    samples: list[dict[str, Any]] = []
     identical = True
+    if not settings.engines_only:
+        samples = [sample for case in (*DECODES, *EXTENDS) for sample in attention_kernels.measure(case, rounds, dice)]
+        print_table(table(summary(samples), samples))
     if not settings.kernels_only:
         engines = asyncio.run(_engines(settings, dice))
         samples, identical = [*samples, *engines.samples], engines.identical
@@ -90,12 +93,14 @@ async def _engines(settings: AttentionSettings, dice: random.Random) -> EngineSa
 
 
 def summary(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the module's docstring. Without samples of engines, without theirs."""
-    result: dict[str, Any] = {
-        "table_over_contiguous": round(max(_paired(samples, case.name) for case in DECODES), 3),
-        "decode_speedup": {case.name: round(_speedup(samples, case.name), 2) for case in DECODES},
-        "extend_speedup": round(_speedup(samples, EXTENDS[0].name), 2),
-    }
+    """The figures of the module's docstring, as far as there are samples."""
+    result: dict[str, Any] = {}
+    if any("case" in sample for sample in samples):
+        result |= {
+            "table_over_contiguous": round(max(_paired(samples, case.name) for case in DECODES), 3),
+            "decode_speedup": {case.name: round(_speedup(samples, case.name), 2) for case in DECODES},
+            "extend_speedup": round(_speedup(samples, EXTENDS[0].name), 2),
+        }
     contexts = sorted({sample["context"] for sample in samples if "context" in sample})
     if contexts:
         result["engine_decode_speedup"] = {
@@ -129,11 +134,11 @@ def engine_table(samples: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def charts(samples: Sequence[dict[str, Any]]) -> list[Chart]:
     """CPU time of a decode step, by context: kernels, then engines."""
-    kernels = {
-        who: [_ms(samples, case.name, who) for case in DECODES] for who in attention_kernels.SUBJECTS
-    }  # fmt: skip
-    layers = attention_kernels.LAYERS
-    found = [Chart(f"attention of {layers} layers", "tokens", "CPU ms", [case.name for case in DECODES], kernels)]
+    found = []
+    if any("case" in sample for sample in samples):
+        kernels = {who: [_ms(samples, case.name, who) for case in DECODES] for who in attention_kernels.SUBJECTS}
+        title = f"attention of {attention_kernels.LAYERS} layers"
+        found.append(Chart(title, "tokens", "CPU ms", [case.name for case in DECODES], kernels))
     contexts = sorted({sample["context"] for sample in samples if "context" in sample})
     if contexts:
         steps = {who: [_step_ms(samples, context, who) for context in contexts] for who in BACKENDS}

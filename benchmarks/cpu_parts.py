@@ -15,6 +15,7 @@ PARTS: Mapping[str, str] = {
     "meshift.services.cli worker": "worker",
     "meshift.services.cli frontend": "frontend",
     "meshift.services.cli scheduler": "scheduler",
+    "meshift.services.cli coordinator": "coordinator",
     "meshift.services.cli up": "up",
 }
 """By what stands in a command line. `rank`: the process that computes, on both sides."""

@@ -14,11 +14,11 @@ rare. Callbacks and handlers run on the data thread and should be short: while o
 import asyncio
 import logging
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from meshift.kv_memory.checksum import crc32
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, Transport, TransportError
 
 CHECKSUM_LATER = -1
@@ -219,7 +219,7 @@ class DataThread:
         patch = post.patch
         if patch.checksum == CHECKSUM_LATER:
             # Before anything is awaited: tasks of one transfer start in order and must reach `send` in order.
-            patch = replace(patch, checksum=zlib.crc32(patch.payload))
+            patch = replace(patch, checksum=crc32(patch.payload))
         await self._transport.send(post.address, patch, timeout_s=post.deadline_s - self._loop.time())
 
     def _sent(self, task: asyncio.Task[None]) -> None:

@@ -11,7 +11,13 @@ from pydantic import Field
 
 from meshift.schemas.base import Message, PackedTokens, Part
 from meshift.schemas.identity import FrontendRef, Owner, RequestKey
-from meshift.schemas.limits import MOVE_PAIRS_MAX, MOVE_STATE_BYTES_MAX, MOVES_LISTED_MAX, REASON_CHARS_MAX
+from meshift.schemas.limits import (
+    JSON_SCHEMA_CHARS_MAX,
+    MOVE_PAIRS_MAX,
+    MOVE_STATE_BYTES_MAX,
+    MOVES_LISTED_MAX,
+    REASON_CHARS_MAX,
+)
 from meshift.schemas.requests import LogprobColumns, Priority, RequestId, Sampling
 
 Reason = Annotated[str, Field(max_length=REASON_CHARS_MAX)]
@@ -120,7 +126,7 @@ class MoveFigures(Part):
     """Whose KV was sent."""
     byte_count: Count = 0
     gather_ns: Count = 0
-    """Of the source's step thread."""
+    """That reading it from the source's memory took."""
     transfer_ns: Count = 0
     frozen_ns: Count = 0
     """From the source's last step to runnable at the destination; 0 if it isn't, or is computed there first."""
@@ -214,6 +220,8 @@ class MoveReserve(Message, _Move):
     """Those whose KV exists, for the destination's prefix cache; none for a move of state only."""
     slots: Count
     """0: a move of state only."""
+    json_schema: str | None = Field(default=None, max_length=JSON_SCHEMA_CHARS_MAX)
+    """That the request's output obeys. The destination answers when it has compiled it: before the freeze."""
     epoch: Count | None = None
     """Of the destination's layout, as it was told before; None: not yet."""
     deadline_s: float = Field(gt=0.0, le=3_600.0, allow_inf_nan=False)

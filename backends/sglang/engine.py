@@ -249,6 +249,10 @@ class SglangEngine:
         if self._state is EngineState.RUNNING:
             await self._to_the_end(self._moves_out.resume(key, attempt))
 
+    async def learn_schema(self, json_schema: str) -> None:
+        """See `MovableEngine.learn_schema`."""
+        await self._trusting(self._moves_in.learn_schema(json_schema))
+
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
     ) -> Reserved:

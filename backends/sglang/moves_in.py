@@ -21,7 +21,7 @@ from meshift.backends.sglang import wire_moves as moves
 from meshift.backends.sglang.instance import RankInstance
 from meshift.backends.sglang.moves_out import ANSWER_TIMEOUT_S
 from meshift.backends.sglang.pairs import from_wire, hashes_of, pairs_of, part_of
-from meshift.backends.sglang.questions import Question, RanksDiffer, agreed, same
+from meshift.backends.sglang.questions import Question, RanksDiffer, accepted, agreed, same
 from meshift.backends.sglang.requests import RequestTable
 from meshift.backends.sglang.state import unpack_state
 from meshift.kv_memory.layout import KvLayout
@@ -87,6 +87,13 @@ class MovesIn:
         return sum(move.at_ranks for move in self._incoming.values())
 
     # ---- reservations ----
+
+    async def learn_schema(self, json_schema: str) -> None:
+        """See `MovableEngine.learn_schema`."""
+        with self._instance.questions.ask() as question:
+            self._send(moves.LearnSchema(nonce=question.nonce, json_schema=json_schema))
+            accepted(await self._answers(question), moves.Learned)
+        self._send(moves.KeepSchema(json_schema=json_schema))
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float

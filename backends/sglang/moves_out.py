@@ -114,11 +114,11 @@ class MovesOut:
             # Not of one iteration: a rank whose network is slower gathers more slowly.
             gathered = accepted(await self._answers_of(move, question), wire.Gathered)
             same([(answer.start, answer.end) for answer in gathered], "rounds")
-            transfer_ns = await self._applied(sent_question)
+            gather_ns, transfer_ns = await self._applied(sent_question)
         self._moving(key)
         first = gathered[0]
         byte_count = sum(answer.byte_count for answer in gathered)
-        return DeltaSent(first.start, first.end, byte_count, max(a.gather_ns for a in gathered), transfer_ns)
+        return DeltaSent(first.start, first.end, byte_count, gather_ns, transfer_ns)
 
     async def freeze(self, key: MoveKey, start: int, reserved: Reserved | None) -> FrozenRequest:
         """See `MovableEngine.freeze`."""
@@ -155,9 +155,9 @@ class MovesOut:
             )
             frozen = agreed(await self._answers_of(move, question), wire.FrozenAt)
             same([(answer.start, answer.end, answer.output) for answer in frozen], "frozen requests")
-            transfer_ns = await self._applied(sent_question) if targets else 0
+            times_ns = await self._applied(sent_question) if targets else None
         self._moving(move.key)
-        return _frozen_request(frozen, transfer_ns, copied=bool(targets))
+        return _frozen_request(frozen, times_ns)
 
     async def release(self, key: MoveKey) -> None:
         """See `MovableEngine.release`."""
@@ -236,13 +236,13 @@ class MovesOut:
             self._end(move)
         return answers
 
-    async def _applied(self, question: Question) -> int:
-        """The slowest rank's time until all was applied."""
+    async def _applied(self, question: Question) -> tuple[int, int]:
+        """The slowest rank's time for gathering, and until all was applied."""
         sent = [answer for answer in await self._answers(question) if isinstance(answer, wire.Sent)]
         errors = [answer.error for answer in sent if answer.error]
         if errors:
             raise MoveRefused(f"the transfer broke: {errors[0]}", Refusal.BROKEN)
-        return max(answer.transfer_ns for answer in sent)
+        return max(answer.gather_ns for answer in sent), max(answer.transfer_ns for answer in sent)
 
     @staticmethod
     async def _settled(question: Question) -> None:
@@ -253,15 +253,15 @@ class MovesOut:
             return
 
 
-def _frozen_request(frozen: list[wire.FrozenAt], transfer_ns: int, *, copied: bool) -> FrozenRequest:
+def _frozen_request(frozen: list[wire.FrozenAt], times_ns: tuple[int, int] | None) -> FrozenRequest:
+    """`times_ns`: of the last round, if there was one."""
     first = frozen[0]
     byte_count = sum(answer.byte_count for answer in frozen)
-    gather_ns = max(answer.gather_ns for answer in frozen)
     return FrozenRequest(
         computed=first.end,
         output=tuple(unpack_tokens(first.output)),
         state=pack_state(first.state),
-        delta=DeltaSent(first.start, first.end, byte_count, gather_ns, transfer_ns) if copied else None,
+        delta=None if times_ns is None else DeltaSent(first.start, first.end, byte_count, *times_ns),
         kv_hashes=hashes_of(part for answer in frozen for part in answer.hashes),
         frozen_ns=min(answer.frozen_ns for answer in frozen),
     )

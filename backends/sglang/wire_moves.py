@@ -159,6 +159,19 @@ class MovedState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """For how long it waits after a preemption; None if it doesn't."""
 
 
+class LearnSchema(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.learn"):
+    """Compile a schema that nobody asks for yet, and put the result aside. `Learned`, when that is done."""
+
+    nonce: int
+    json_schema: str
+
+
+class KeepSchema(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.keep"):
+    """All ranks have learned it: each puts it among those that are compiled, in the same iteration. Nobody answers."""
+
+    json_schema: str
+
+
 class Recall(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="meshift.recall"):
     """Give up a commit whose schema is still being compiled. Only the commit answers."""
 
@@ -190,7 +203,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="beg
 
 
 class Gathered(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="gathered"):
-    """This rank's parts of tokens [start, end) are on their way."""
+    """This rank's parts of tokens [start, end) are on their way, and were the request's when all of it was read."""
 
     rank: int
     nonce: int
@@ -198,7 +211,6 @@ class Gathered(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     start: int
     end: int
     byte_count: int
-    gather_ns: int
 
 
 class PairHash(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -217,7 +229,6 @@ class FrozenAt(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     start: int
     end: int
     byte_count: int
-    gather_ns: int
     output: bytes
     state: MovedState
     hashes: list[PairHash]
@@ -230,6 +241,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="sent
     rank: int
     nonce: int
     error: str
+    gather_ns: int
     transfer_ns: int
 
 
@@ -271,6 +283,14 @@ class Done(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="done
     iteration: int
 
 
+class Learned(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="learned"):
+    """The schema is compiled, or can't be."""
+
+    rank: int
+    nonce: int
+    iteration: int
+
+
 class Quiet(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="quiet"):
     """No slot of the reservation is written any more. By the data thread."""
 
@@ -288,5 +308,5 @@ class Applied(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="a
 
 
 SourceCommand = BeginMove | SendDelta | Freeze | Release | Resume
-DestinationCommand = Reserve | HashReserved | Quiesce | Unreserve | Recall
-Answer = Refused | Begun | Gathered | FrozenAt | Sent | ReservedAt | Hashes | CommittedAt | Done | Quiet
+DestinationCommand = Reserve | HashReserved | Quiesce | Unreserve | LearnSchema | KeepSchema | Recall
+Answer = Refused | Begun | Gathered | FrozenAt | Sent | ReservedAt | Hashes | CommittedAt | Done | Learned | Quiet

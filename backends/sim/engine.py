@@ -210,6 +210,9 @@ class SimEngine:
         if self._parts is not None and self._parts.moves_out is not None and not self._down:
             await self._parts.moves_out.resume(key, attempt)
 
+    async def learn_schema(self, json_schema: str) -> None:
+        """Destination: nothing is compiled here."""
+
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
     ) -> Reserved:

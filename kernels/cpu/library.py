@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -102,6 +102,8 @@ def load() -> Any:
     library.meshift_attention.argtypes = [ctypes.POINTER(AttentionStruct)]
     library.meshift_copy.argtypes = [ctypes.POINTER(CopyStruct)]
     library.meshift_store.argtypes = [ctypes.POINTER(StoreStruct)]
+    library.meshift_crc32.argtypes = [c_void_p, c_int64, ctypes.POINTER(c_uint32)]
+    library.meshift_crc32.restype = c_int64
     return library
 
 

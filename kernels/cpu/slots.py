@@ -1,6 +1,7 @@
 """Gather and scatter of slots in C++, with the signatures of the reference, `kernels/slots.py`; and over places."""
 
 import ctypes
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -79,9 +80,14 @@ def _copy(places: Sequence[KvPlace], slots: torch.Tensor, staging: torch.Tensor,
         first.head_dim * staging.element_size(),
         staging.data_ptr(),
         to_slots,
-        torch.get_num_threads(),
+        _threads(),
     )
     load().meshift_copy(ctypes.byref(call))
+
+
+def _threads() -> int:
+    """A thread beside the one that computes copies alone: a team of its own would take the computing one's cores."""
+    return torch.get_num_threads() if threading.current_thread() is threading.main_thread() else 1
 
 
 def _checked(places: Sequence[KvPlace], slots: torch.Tensor, staging: torch.Tensor) -> torch.Tensor:

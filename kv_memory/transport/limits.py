@@ -89,7 +89,8 @@ class Pacer:
 
     BURST_S = 0.01
     """Of unused time that may be made up for; longer than a timer is late."""
-    CHUNK_S = 0.002
+    CHUNK_S = 0.01
+    """Each chunk wakes a thread; a small patch of another transfer waits for one."""
     CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4096, MIB
 
     def __init__(self, bytes_per_s: float | None) -> None:

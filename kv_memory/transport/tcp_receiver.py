@@ -8,11 +8,11 @@ applied, as in a broken byte stream."""
 import asyncio
 import logging
 import socket
-import zlib
 from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 
+from meshift.kv_memory.checksum import crc32
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch
@@ -170,7 +170,7 @@ class TcpReceiver:
             nonlocal checksum
             if not self._transfers.is_open(transfer):
                 raise Refused(not_open(transfer.transfer_id))
-            checksum = zlib.crc32(piece, checksum)
+            checksum = crc32(piece, checksum)
 
         await sockets.receive_payload(sock, view, progress, stall_timeout_s=self._limits.stall_timeout_s)
         return checksum

@@ -245,7 +245,8 @@ class Reconfiguration:
         self._take(reply)
         change = reply.change
         if change is None or change.change_id != self.change_id:
-            self._record.note(LayoutRefusal.UNKNOWN, reply.reason or f"{self._owner} knows no such change")
+            if self.state is not _S.ABORTING:
+                self._record.note(LayoutRefusal.UNKNOWN, reply.reason or f"{self._owner} knows no such change")
             return _E.NOTHING
         self._record.change = change
         if self._deadline_s is None:

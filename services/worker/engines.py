@@ -3,9 +3,9 @@ torch."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from meshift.backends.base import Engine
 
@@ -59,7 +59,7 @@ class EngineSettings(BaseModel):
     data_bytes_per_s: float | None = Field(
         None, gt=0, description="what each rank sends of moving requests at most; without it, as fast as it goes"
     )
-    calibration: Path | None = Field(
+    calibration: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = Field(
         None,
         description="file of `meshift calibrate`: headroom of priority classes; of a simulated engine, its speed too",
     )

@@ -175,7 +175,7 @@ class EngineLayoutSuite:
             assert await rig.engine.layout() == done.now
             await rig.check_exact(streams)
 
-    @pytest.mark.parametrize("flags", MODES, ids=lambda flags: ",".join(flags.model_fields_set) or "full")
+    @pytest.mark.parametrize("flags", MODES, ids=lambda flags: ",".join(sorted(flags.model_fields_set)) or "full")
     async def test_what_is_left_out_changes_no_token(self, rig: LayoutRig, flags: LayoutFlags) -> None:
         if flags.restart and not rig.supports_restart:
             pytest.skip("this engine is restarted by others")

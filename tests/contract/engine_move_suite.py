@@ -108,21 +108,9 @@ class MoveStarts:
                 rig.engine.cancel(key)
 
 
-class EngineMoveSuite(MoveStarts):
-    """Needs the fixture `pair: MovePair`, which calls `MovePair.settle` afterwards."""
-
-    async def test_a_move_is_exact(self, pair: MovePair) -> None:
-        wrong = [*watch_conservation(pair.source), *watch_conservation(pair.destination)]
-        undisturbed, mover, before = await self.start(pair)
-        _, after = await mover.run()
-        await pair.source.eventually(pair.source.idle, "the source's memory")
-        await pair.destination.finished(after)
-        assert before.finish is None
-        assert before.tokens + after.tokens == undisturbed
-        assert after.tokens
-        assert after.finish is not None
-        assert after.finish.reason == FinishReason.LENGTH
-        assert wrong == []
+class EngineMoveEssentials(MoveStarts):
+    """What depends on how an engine steps: for each way to step. Needs the fixture `pair: MovePair`, which calls
+    `MovePair.settle` afterwards."""
 
     async def test_several_rounds(self, pair: MovePair) -> None:
         undisturbed, mover, before = await self.start(pair)
@@ -143,15 +131,6 @@ class EngineMoveSuite(MoveStarts):
         _, after = await mover.finish()
         await pair.destination.finished(after)
         assert before.tokens + after.tokens == undisturbed
-
-    async def test_log_probabilities_go_on(self, pair: MovePair) -> None:
-        request = pair.source.request(max_new_tokens=pair.source.long_tokens, logprobs=2)
-        before = pair.source.submit(request)
-        await pair.source.produced(before, 1)
-        _, after = await Mover(pair, request).run()
-        await pair.destination.finished(after)
-        for stream in (before, after):
-            assert len(stream.logprobs) == len(stream.tokens) > 0
 
     async def test_there_and_back(self, pair: MovePair) -> None:
         undisturbed, mover, before = await self.start(pair)
@@ -187,6 +166,130 @@ class EngineMoveSuite(MoveStarts):
         for (undisturbed, _, before), (_, after) in zip(started, arrived, strict=True):
             assert before.tokens + after.tokens == undisturbed
 
+    async def test_a_given_up_move_can_be_tried_again(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        await drive_to(mover, "freeze")
+        request = await mover.resume(attempt=2)
+        await pair.source.produced(before, len(before.tokens) + 1)
+        _, after = await Mover(pair, request).run()
+        await pair.destination.finished(after)
+        assert before.tokens + after.tokens == undisturbed
+
+    async def test_a_commit_that_is_refused_changes_nothing(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        await drive_to(mover, "freeze")
+        whole = mover.frozen
+        assert whole is not None
+        # Of a verifying engine: what arrived isn't what was sent. Of any: nobody knows tokens that nobody sent.
+        broken = replace(whole, kv_hashes=tuple(value ^ 1 for value in whole.kv_hashes))
+        mover.frozen = broken if whole.kv_hashes else replace(whole, computed=whole.computed + 1)
+        await refused(mover.commit(), Refusal.BROKEN, Refusal.INCOMPATIBLE)
+        mover.frozen = whole
+        _, after = await mover.commit()
+        await mover.release()
+        await pair.destination.finished(after)
+        assert before.tokens + after.tokens == undisturbed
+
+    async def test_a_reservation_expires(self, pair: MovePair) -> None:
+        undisturbed, mover, stream = await self.start(pair)
+        await mover.begin()
+        await mover.reserve(deadline_s=pair.short_reservation_s)
+        assert pair.destination.engine.load().reserved > 0
+        await pair.destination.eventually(pair.destination.idle, "the end of a reservation")
+        await refused(mover.copy(), Refusal.BROKEN, Refusal.UNKNOWN)
+        await mover.resume()
+        await pair.source.finished(stream)
+        assert stream.tokens == undisturbed
+
+    async def test_without_headroom(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        begun = await mover.begin()
+        reserved = await mover.reserve(slots=len(begun.tokens))
+        # Until it has outgrown what is reserved: a round sends what fits, a freeze is refused and changes nothing.
+        await pair.source.produced(before, reserved.slots - len(mover.request.prompt) + 3)
+        assert (await mover.copy()).end == reserved.slots
+        await refused(movable(pair.source).freeze(mover.key, mover.next, reserved), Refusal.NO_ROOM)
+        await pair.source.produced(before, len(before.tokens) + 2)
+        _, after = await mover.finish()
+        await pair.destination.finished(after)
+        assert before.tokens + after.tokens == undisturbed
+
+    @pytest.mark.parametrize("call", ["copy", "freeze"])
+    async def test_cancelled_during(self, pair: MovePair, call: str) -> None:
+        _, mover, stream = await self.start(pair)
+        await mover.begin()
+        await mover.reserve(len(mover.request.prompt) + 2 * pair.headroom)
+        running = asyncio.ensure_future(mover.copy() if call == "copy" else mover.freeze())
+        await asyncio.sleep(0)
+        pair.source.engine.cancel(mover.request.key)
+        # Which comes first is the engine's business; if it froze nevertheless, it is cancelled as it is.
+        (outcome,) = await asyncio.gather(running, return_exceptions=True)
+        assert not isinstance(outcome, BaseException) or isinstance(outcome, MoveRefused)
+        await pair.source.finished(stream)
+        assert stream.finish is not None
+        assert stream.finish.reason == FinishReason.CANCELLED
+        await movable(pair.destination).abort(mover.key)
+        await movable(pair.source).resume(mover.key, 2)
+
+    async def test_cancelled_right_after_the_commit(self, pair: MovePair) -> None:
+        _, mover, _ = await self.start(pair)
+        await drive_to(mover, "freeze")
+        request, after = await mover.commit()
+        pair.destination.engine.cancel(request.key)
+        await mover.release()
+        await pair.destination.finished(after)
+        assert after.finish is not None
+        assert after.finish.reason == FinishReason.CANCELLED
+
+    async def test_recomputed_there_it_moves_live(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start(pair)
+        request, there = await mover.run_state_only()
+        await pair.destination.produced(there, 2)
+        _, back = await Mover(pair.reversed(), request).run()
+        await pair.source.finished(back)
+        assert before.tokens + there.tokens + back.tokens == undisturbed
+
+    async def test_a_waiting_request_moves(self, pair: MovePair) -> None:
+        undisturbed, mover, before = await self.start_waiting(pair)
+        begun = await mover.begin()
+        assert begun.tokens == ()
+        assert begun.growth_max == mover.request.sampling.max_new_tokens
+        await mover.reserve(0)
+        frozen = await mover.freeze()
+        assert frozen.output == ()
+        _, after = await mover.commit()
+        await mover.release()
+        await pair.source.eventually(lambda: not pair.source.engine.load().waiting, "an empty queue")
+        await pair.destination.finished(after)
+        assert before.tokens == []
+        assert after.tokens == undisturbed
+
+
+class EngineMoveSuite(EngineMoveEssentials):
+    """All of it."""
+
+    async def test_a_move_is_exact(self, pair: MovePair) -> None:
+        wrong = [*watch_conservation(pair.source), *watch_conservation(pair.destination)]
+        undisturbed, mover, before = await self.start(pair)
+        _, after = await mover.run()
+        await pair.source.eventually(pair.source.idle, "the source's memory")
+        await pair.destination.finished(after)
+        assert before.finish is None
+        assert before.tokens + after.tokens == undisturbed
+        assert after.tokens
+        assert after.finish is not None
+        assert after.finish.reason == FinishReason.LENGTH
+        assert wrong == []
+
+    async def test_log_probabilities_go_on(self, pair: MovePair) -> None:
+        request = pair.source.request(max_new_tokens=pair.source.long_tokens, logprobs=2)
+        before = pair.source.submit(request)
+        await pair.source.produced(before, 1)
+        _, after = await Mover(pair, request).run()
+        await pair.destination.finished(after)
+        for stream in (before, after):
+            assert len(stream.logprobs) == len(stream.tokens) > 0
+
     # ---- giving up
 
     @pytest.mark.parametrize("phase", PHASES)
@@ -214,15 +317,6 @@ class EngineMoveSuite(MoveStarts):
         _, after = await Mover(pair, request).run()
         await pair.destination.finished(after)
         assert request.key.attempt == 2
-        assert before.tokens + after.tokens == undisturbed
-
-    async def test_a_given_up_move_can_be_tried_again(self, pair: MovePair) -> None:
-        undisturbed, mover, before = await self.start(pair)
-        await drive_to(mover, "freeze")
-        request = await mover.resume(attempt=2)
-        await pair.source.produced(before, len(before.tokens) + 1)
-        _, after = await Mover(pair, request).run()
-        await pair.destination.finished(after)
         assert before.tokens + after.tokens == undisturbed
 
     async def test_commit_after_abort_is_refused(self, pair: MovePair) -> None:
@@ -260,21 +354,6 @@ class EngineMoveSuite(MoveStarts):
         await pair.destination.finished(after)
         assert before.tokens + after.tokens == undisturbed
 
-    async def test_a_commit_that_is_refused_changes_nothing(self, pair: MovePair) -> None:
-        undisturbed, mover, before = await self.start(pair)
-        await drive_to(mover, "freeze")
-        whole = mover.frozen
-        assert whole is not None
-        # Of a verifying engine: what arrived isn't what was sent. Of any: nobody knows tokens that nobody sent.
-        broken = replace(whole, kv_hashes=tuple(value ^ 1 for value in whole.kv_hashes))
-        mover.frozen = broken if whole.kv_hashes else replace(whole, computed=whole.computed + 1)
-        await refused(mover.commit(), Refusal.BROKEN, Refusal.INCOMPATIBLE)
-        mover.frozen = whole
-        _, after = await mover.commit()
-        await mover.release()
-        await pair.destination.finished(after)
-        assert before.tokens + after.tokens == undisturbed
-
     async def test_release_and_resume_are_idempotent(self, pair: MovePair) -> None:
         undisturbed, mover, before = await self.start(pair)
         request, after = await mover.run()
@@ -286,17 +365,6 @@ class EngineMoveSuite(MoveStarts):
         assert before.tokens + after.tokens == undisturbed
 
     # ---- reservations
-
-    async def test_a_reservation_expires(self, pair: MovePair) -> None:
-        undisturbed, mover, stream = await self.start(pair)
-        await mover.begin()
-        await mover.reserve(deadline_s=pair.short_reservation_s)
-        assert pair.destination.engine.load().reserved > 0
-        await pair.destination.eventually(pair.destination.idle, "the end of a reservation")
-        await refused(mover.copy(), Refusal.BROKEN, Refusal.UNKNOWN)
-        await mover.resume()
-        await pair.source.finished(stream)
-        assert stream.tokens == undisturbed
 
     async def test_no_room(self, pair: MovePair) -> None:
         _, mover, _ = await self.start(pair)
@@ -316,19 +384,6 @@ class EngineMoveSuite(MoveStarts):
         assert conserved(pair.destination)
         await mover.resume()
         await pair.destination.eventually(pair.destination.idle, "the destination's memory")
-
-    async def test_without_headroom(self, pair: MovePair) -> None:
-        undisturbed, mover, before = await self.start(pair)
-        begun = await mover.begin()
-        reserved = await mover.reserve(slots=len(begun.tokens))
-        # Until it has outgrown what is reserved: a round sends what fits, a freeze is refused and changes nothing.
-        await pair.source.produced(before, reserved.slots - len(mover.request.prompt) + 3)
-        assert (await mover.copy()).end == reserved.slots
-        await refused(movable(pair.source).freeze(mover.key, mover.next, reserved), Refusal.NO_ROOM)
-        await pair.source.produced(before, len(before.tokens) + 2)
-        _, after = await mover.finish()
-        await pair.destination.finished(after)
-        assert before.tokens + after.tokens == undisturbed
 
     async def test_incompatible(self, pair: MovePair) -> None:
         undisturbed, mover, stream = await self.start(pair)
@@ -407,33 +462,6 @@ class EngineMoveSuite(MoveStarts):
         await movable(pair.destination).abort(mover.key)
         await movable(pair.source).release(mover.key)
 
-    @pytest.mark.parametrize("call", ["copy", "freeze"])
-    async def test_cancelled_during(self, pair: MovePair, call: str) -> None:
-        _, mover, stream = await self.start(pair)
-        await mover.begin()
-        await mover.reserve(len(mover.request.prompt) + 2 * pair.headroom)
-        running = asyncio.ensure_future(mover.copy() if call == "copy" else mover.freeze())
-        await asyncio.sleep(0)
-        pair.source.engine.cancel(mover.request.key)
-        # Which comes first is the engine's business; if it froze nevertheless, it is cancelled as it is.
-        (outcome,) = await asyncio.gather(running, return_exceptions=True)
-        assert not isinstance(outcome, BaseException) or isinstance(outcome, MoveRefused)
-        await pair.source.finished(stream)
-        assert stream.finish is not None
-        assert stream.finish.reason == FinishReason.CANCELLED
-        await movable(pair.destination).abort(mover.key)
-        await movable(pair.source).resume(mover.key, 2)
-
-    async def test_cancelled_right_after_the_commit(self, pair: MovePair) -> None:
-        _, mover, _ = await self.start(pair)
-        await drive_to(mover, "freeze")
-        request, after = await mover.commit()
-        pair.destination.engine.cancel(request.key)
-        await mover.release()
-        await pair.destination.finished(after)
-        assert after.finish is not None
-        assert after.finish.reason == FinishReason.CANCELLED
-
     @pytest.mark.parametrize("end", ["release", "resume"])
     async def test_cancelled_and_ended_at_once(self, pair: MovePair, end: str) -> None:
         _, mover, stream = await self.start(pair)
@@ -467,29 +495,6 @@ class EngineMoveSuite(MoveStarts):
         await mover.resume(attempt=3)
         await pair.source.finished(stream)
         assert stream.tokens == undisturbed
-
-    async def test_recomputed_there_it_moves_live(self, pair: MovePair) -> None:
-        undisturbed, mover, before = await self.start(pair)
-        request, there = await mover.run_state_only()
-        await pair.destination.produced(there, 2)
-        _, back = await Mover(pair.reversed(), request).run()
-        await pair.source.finished(back)
-        assert before.tokens + there.tokens + back.tokens == undisturbed
-
-    async def test_a_waiting_request_moves(self, pair: MovePair) -> None:
-        undisturbed, mover, before = await self.start_waiting(pair)
-        begun = await mover.begin()
-        assert begun.tokens == ()
-        assert begun.growth_max == mover.request.sampling.max_new_tokens
-        await mover.reserve(0)
-        frozen = await mover.freeze()
-        assert frozen.output == ()
-        _, after = await mover.commit()
-        await mover.release()
-        await pair.source.eventually(lambda: not pair.source.engine.load().waiting, "an empty queue")
-        await pair.destination.finished(after)
-        assert before.tokens == []
-        assert after.tokens == undisturbed
 
     @pytest.mark.parametrize("phase", STATE_PHASES)
     async def test_a_waiting_request_does_not_move_after_all(self, pair: MovePair, phase: str) -> None:

@@ -15,8 +15,9 @@ from meshift.schemas.requests import FinishReason
 from tests.contract.engine_kit import POLL_S, Rig, watch_conservation, watch_loads
 
 
-class EngineGenerationSuite:
-    """Needs the fixture `rig: Rig`, which calls `Rig.settle` afterwards."""
+class EngineStreamSuite:
+    """What depends on how an engine steps: for each way to step. Needs the fixture `rig: Rig`, which calls `Rig.settle`
+    afterwards."""
 
     async def test_tokens_come_in_order_and_end_once(self, rig: Rig) -> None:
         stream = rig.submit(rig.request())
@@ -25,17 +26,6 @@ class EngineGenerationSuite:
         assert stream.finish is not None
         assert stream.finish.reason == FinishReason.LENGTH
         assert all(0 <= token < rig.info.model.vocabulary_size for token in stream.tokens)
-
-    async def test_one_token(self, rig: Rig) -> None:
-        stream = rig.submit(rig.request(max_new_tokens=1))
-        await rig.finished(stream)
-        assert len(stream.tokens) == 1
-
-    async def test_same_prompt_same_tokens(self, rig: Rig) -> None:
-        prompt = rig.prompt()
-        assert await rig.generate(rig.request(prompt)) == await rig.generate(rig.request(prompt))
-        other = await rig.generate(rig.request(rig.prompt()))
-        assert len(other) == rig.output_tokens
 
     async def test_stop_token_ends_it(self, rig: Rig) -> None:
         prompt = rig.prompt()
@@ -58,8 +48,6 @@ class EngineGenerationSuite:
         assert all(len(stream.tokens) == rig.output_tokens for stream in together)
         assert wrong == []
 
-    # ---- resuming with tokens of an earlier attempt
-
     async def test_resume_goes_on_exactly(self, rig: Rig) -> None:
         prompt = rig.prompt()
         undisturbed = await rig.generate(rig.request(prompt))
@@ -69,6 +57,95 @@ class EngineGenerationSuite:
             assert stream.tokens == undisturbed[count:], f"after {count} tokens"
             assert stream.finish is not None
             assert stream.finish.reason == FinishReason.LENGTH
+
+    async def test_cancel_while_running(self, rig: Rig) -> None:
+        before = rig.engine.load()
+        long = rig.request(max_new_tokens=rig.long_tokens)
+        stream = rig.submit(long)
+        await rig.produced(stream, 1)
+        rig.engine.cancel(long.key)
+        await rig.finished(stream)
+        assert stream.finish is not None
+        assert stream.finish.reason == FinishReason.CANCELLED
+        await rig.eventually(rig.idle, "the memory of a cancelled request")
+        assert rig.engine.load().capacity == before.capacity
+
+    async def test_cancel_before_the_first_token(self, rig: Rig) -> None:
+        requests = [rig.request(max_new_tokens=rig.long_tokens) for _ in range(rig.concurrency)]
+        streams = [rig.submit(request) for request in requests]
+        for request in requests:
+            rig.engine.cancel(request.key)
+        await rig.finished(*streams)
+        assert {stream.finish.reason for stream in streams if stream.finish} == {FinishReason.CANCELLED}
+
+    async def test_cancel_racing_the_finish(self, rig: Rig) -> None:
+        for count in range(1, rig.output_tokens + 1):
+            request = rig.request()
+            stream = rig.submit(request)
+            await rig.produced(stream, count)
+            rig.engine.cancel(request.key)
+            await rig.finished(stream)
+            assert stream.finish is not None
+            whole = len(stream.tokens) == rig.output_tokens
+            assert stream.finish.reason in ({FinishReason.LENGTH, FinishReason.CANCELLED} if whole else {"cancelled"})
+
+    async def test_cancel_inside_the_listener(self, rig: Rig) -> None:
+        request = rig.request(max_new_tokens=rig.long_tokens)
+        stream = rig.listener.open(request.key, 0)
+        rig.listener.hooks.append(lambda: rig.engine.cancel(request.key) if stream.tokens else None)
+        rig.engine.submit(request)
+        await rig.finished(stream)
+        assert stream.finish is not None
+        assert stream.finish.reason == FinishReason.CANCELLED
+
+    async def test_load_follows_the_requests(self, rig: Rig) -> None:
+        wrong, loads = watch_conservation(rig), watch_loads(rig)
+        assert rig.idle()
+        steps, prefilled = rig.engine.load().step_count, rig.engine.load().prefill_tokens
+        streams = [rig.submit(rig.request()) for _ in range(rig.concurrency)]
+        await rig.finished(*streams)
+        await rig.eventually(rig.idle, "an idle engine")
+        assert wrong == []
+        assert rig.engine.load().step_count > steps
+        # Less where prompts share a cached prefix; a preempted one is computed twice.
+        assert rig.engine.load().prefill_tokens - prefilled >= rig.concurrency
+        assert 1 <= max(load.running for load in loads) <= rig.concurrency
+        assert max(load.used for load in loads) >= rig.prompt_tokens
+        counts = [load.step_count for load in loads]
+        assert counts == sorted(counts)
+
+    async def test_load_counts_the_queue(self, rig: Rig) -> None:
+        wrong, loads = watch_conservation(rig), watch_loads(rig)
+        # Two of these don't fit together, so that all but one wait (unless the context is shorter than that).
+        size = max(1, min(rig.info.capacity // 2 + 1, rig.info.model.context_tokens_max - 2))
+        count = rig.info.capacity // size + 2
+        streams = [rig.submit(rig.request(rig.prompt(size), max_new_tokens=2)) for _ in range(count)]
+        await rig.finished(*streams)
+        assert wrong == []
+        assert max(load.running for load in loads) >= 1
+        assert max(load.waiting for load in loads) >= 1
+        for load in loads:
+            assert load.running + load.waiting <= count
+            assert load.head_demand >= size or not load.waiting
+            assert load.queued_demand >= load.waiting * size
+            assert load.running * size <= load.used
+
+
+class EngineGenerationSuite(EngineStreamSuite):
+    """All of it."""
+
+    async def test_one_token(self, rig: Rig) -> None:
+        stream = rig.submit(rig.request(max_new_tokens=1))
+        await rig.finished(stream)
+        assert len(stream.tokens) == 1
+
+    async def test_same_prompt_same_tokens(self, rig: Rig) -> None:
+        prompt = rig.prompt()
+        assert await rig.generate(rig.request(prompt)) == await rig.generate(rig.request(prompt))
+        other = await rig.generate(rig.request(rig.prompt()))
+        assert len(other) == rig.output_tokens
+
+    # ---- resuming with tokens of an earlier attempt
 
     async def test_resume_after_a_cancel(self, rig: Rig) -> None:
         prompt = rig.prompt()
@@ -109,26 +186,6 @@ class EngineGenerationSuite:
 
     # ---- cancelling
 
-    async def test_cancel_while_running(self, rig: Rig) -> None:
-        before = rig.engine.load()
-        long = rig.request(max_new_tokens=rig.long_tokens)
-        stream = rig.submit(long)
-        await rig.produced(stream, 1)
-        rig.engine.cancel(long.key)
-        await rig.finished(stream)
-        assert stream.finish is not None
-        assert stream.finish.reason == FinishReason.CANCELLED
-        await rig.eventually(rig.idle, "the memory of a cancelled request")
-        assert rig.engine.load().capacity == before.capacity
-
-    async def test_cancel_before_the_first_token(self, rig: Rig) -> None:
-        requests = [rig.request(max_new_tokens=rig.long_tokens) for _ in range(rig.concurrency)]
-        streams = [rig.submit(request) for request in requests]
-        for request in requests:
-            rig.engine.cancel(request.key)
-        await rig.finished(*streams)
-        assert {stream.finish.reason for stream in streams if stream.finish} == {FinishReason.CANCELLED}
-
     async def test_cancel_twice_ends_once(self, rig: Rig) -> None:
         request = rig.request(max_new_tokens=rig.long_tokens)
         stream = rig.submit(request)
@@ -149,59 +206,7 @@ class EngineGenerationSuite:
         assert stream.finish is not None
         assert stream.finish.reason == FinishReason.LENGTH
 
-    async def test_cancel_racing_the_finish(self, rig: Rig) -> None:
-        for count in range(1, rig.output_tokens + 1):
-            request = rig.request()
-            stream = rig.submit(request)
-            await rig.produced(stream, count)
-            rig.engine.cancel(request.key)
-            await rig.finished(stream)
-            assert stream.finish is not None
-            whole = len(stream.tokens) == rig.output_tokens
-            assert stream.finish.reason in ({FinishReason.LENGTH, FinishReason.CANCELLED} if whole else {"cancelled"})
-
-    async def test_cancel_inside_the_listener(self, rig: Rig) -> None:
-        request = rig.request(max_new_tokens=rig.long_tokens)
-        stream = rig.listener.open(request.key, 0)
-        rig.listener.hooks.append(lambda: rig.engine.cancel(request.key) if stream.tokens else None)
-        rig.engine.submit(request)
-        await rig.finished(stream)
-        assert stream.finish is not None
-        assert stream.finish.reason == FinishReason.CANCELLED
-
     # ---- load
-
-    async def test_load_follows_the_requests(self, rig: Rig) -> None:
-        wrong, loads = watch_conservation(rig), watch_loads(rig)
-        assert rig.idle()
-        steps, prefilled = rig.engine.load().step_count, rig.engine.load().prefill_tokens
-        streams = [rig.submit(rig.request()) for _ in range(rig.concurrency)]
-        await rig.finished(*streams)
-        await rig.eventually(rig.idle, "an idle engine")
-        assert wrong == []
-        assert rig.engine.load().step_count > steps
-        # Less where prompts share a cached prefix; a preempted one is computed twice.
-        assert rig.engine.load().prefill_tokens - prefilled >= rig.concurrency
-        assert 1 <= max(load.running for load in loads) <= rig.concurrency
-        assert max(load.used for load in loads) >= rig.prompt_tokens
-        counts = [load.step_count for load in loads]
-        assert counts == sorted(counts)
-
-    async def test_load_counts_the_queue(self, rig: Rig) -> None:
-        wrong, loads = watch_conservation(rig), watch_loads(rig)
-        # Two of these don't fit together, so that all but one wait (unless the context is shorter than that).
-        size = max(1, min(rig.info.capacity // 2 + 1, rig.info.model.context_tokens_max - 2))
-        count = rig.info.capacity // size + 2
-        streams = [rig.submit(rig.request(rig.prompt(size), max_new_tokens=2)) for _ in range(count)]
-        await rig.finished(*streams)
-        assert wrong == []
-        assert max(load.running for load in loads) >= 1
-        assert max(load.waiting for load in loads) >= 1
-        for load in loads:
-            assert load.running + load.waiting <= count
-            assert load.head_demand >= size or not load.waiting
-            assert load.queued_demand >= load.waiting * size
-            assert load.running * size <= load.used
 
     async def test_first_tokens_tell_how_long_it_queued(self, rig: Rig) -> None:
         clock = asyncio.get_running_loop().time

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from meshift.backends.base import EngineRequest
+from meshift.backends.sim import SimEngine
 from meshift.backends.sim.parameters import SimParameters
+from meshift.backends.sim.request import SimRequest
 from meshift.backends.sim.work import Emit
 from meshift.schemas import subjects
 from meshift.schemas.errors import Stale
@@ -112,6 +115,39 @@ def test_it_moves_on_and_comes_back() -> None:
         await settled(mesh)
 
     play(scenario, instances=3)
+
+
+@pytest.mark.parametrize("mode", MoveMode)
+def test_a_schema_goes_ahead_of_its_request(mode: MoveMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The destination learns it before the first reservation, and once: a move that finds it compiled doesn't wait for
+    it with the request stopped."""
+    plain, schema = request("m", 60, 120), '{"type": "object"}'
+    ask = replace(plain, sampling=plain.sampling.model_copy(update={"json_schema": schema}))
+    whole, build = undisturbed(plain), SimEngine._build
+    learned: list[tuple[SimEngine, str, int]] = []
+
+    def without_schema(self: SimEngine, request: EngineRequest) -> SimRequest:
+        bare = request.sampling.model_copy(update={"json_schema": None})
+        return build(self, replace(request, sampling=bare))
+
+    async def learn(self: SimEngine, json_schema: str) -> None:
+        learned.append((self, json_schema, self.load().reserved))
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(SimEngine, "_build", without_schema)
+    monkeypatch.setattr(SimEngine, "learn_schema", learn)
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        reading = streams(mesh, [ask])
+        operator = await Operator.join(mesh)
+        node, _ = await running(mesh, "m", 5)
+        report = await operator.moved(node, "m", mode=mode)
+        assert learned == [(other(mesh, node).core._engine, schema, 0)]
+        assert report.figures.frozen_ns < 0.2e9
+        assert tokens_of(await reading.tasks[0]) == whole
+        await settled(mesh)
+
+    play(scenario)
 
 
 def test_log_probabilities_move_too() -> None:

@@ -23,6 +23,7 @@ from meshift.backends.sglang.plugin.kv import RankKv, describe
 from meshift.backends.sglang.plugin.layers.rank import RankLayers
 from meshift.backends.sglang.plugin.moves_in import MovesIn
 from meshift.backends.sglang.plugin.moves_out import MovesOut
+from meshift.backends.sglang.plugin.schemas import Schemas
 from meshift.schemas.base import count_tokens
 
 HEARTBEAT_S = 0.25
@@ -30,6 +31,10 @@ HEARTBEAT_S = 0.25
 
 IDLE_S = 1.0
 """How long an idle loop sleeps, as SGLang's own does: commands wake it."""
+
+
+LEARNING_NAP_S = 0.005
+"""While a schema is compiled of which nothing else will tell."""
 
 
 class RankAgent:
@@ -55,6 +60,11 @@ class RankAgent:
         """Whose KV prefill steps have computed since the start."""
         self.moves_out: MovesOut
         self.moves_in: MovesIn
+        self.schemas = Schemas(
+            lambda: scheduler.grammar_manager.grammar_backend,
+            lambda nonce: self.answer(wire_moves.Learned, nonce),
+            grammar.COMPILE_S_MAX,
+        )
         self.layers: RankLayers
 
     def start_moving(self, data: DataPlane) -> None:
@@ -84,6 +94,8 @@ class RankAgent:
             wire_moves.Quiesce: self.moves_in.quiesce,
             wire_moves.Unreserve: self.moves_in.unreserve,
             wire_moves.Recall: self.moves_in.recall,
+            wire_moves.LearnSchema: self.schemas.learn,
+            wire_moves.KeepSchema: self.schemas.keep,
             **self.layers.handlers(),
         }
 
@@ -97,6 +109,7 @@ class RankAgent:
             self._cancel(command)
         if self._flush_wanted:
             self._try_flush()
+        self.schemas.look()
 
     def end_ingest(self) -> None:
         """After the iteration's commands: report what they changed."""
@@ -133,7 +146,9 @@ class RankAgent:
     def sleep_s(self) -> float:
         """How long the loop may sleep, where it has no requests: not long while something is tried anew each turn, a
         move holds memory, or later stages, which turn with this one, may have to end what has ended here."""
-        is_waiting = self._flush_wanted or bool(self._unheard_cancels) or not self.is_idle
+        if self.schemas.has_work:
+            return LEARNING_NAP_S
+        is_waiting = self._flush_wanted or bool(self._unheard_cancels) or self.has_work or not self.is_idle
         return HEARTBEAT_S if is_waiting or get_parallel().pp_size > 1 else IDLE_S
 
     def _report(self) -> None:

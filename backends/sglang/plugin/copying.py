@@ -1,5 +1,12 @@
-"""Gathers a request's KV into patches, piece by piece, and hands them to the data thread."""
+"""Copies a request's KV into patches, piece by piece, and has them sent.
 
+On a CPU the pieces are gathered on the data thread, each when the link is about to want it: the step thread hands over
+where the tokens lie, and looks, when all is gathered, whether they lay there all the time (`moves_out`). What was read
+of pages that were given away meanwhile is void then; to read them does no harm, since the pool's addresses stay valid.
+"""
+
+import logging
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -17,9 +24,14 @@ from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.staging import StagingBuffer
 from meshift.kv_memory.transport.base import Address, Patch
 
-GATHER_BYTES_MAX = 16 << 20
-"""Gathered of one move at one step boundary, so that a long request's copy holds up the others' steps by some
-milliseconds at most."""
+PIECE_BYTES_MAX = 4 << 20
+"""Gathered at once: a millisecond's work. Smaller ones would cost more in messages than they bring."""
+
+PIECES_UNDER_WAY_MAX = 3
+"""Of one round, gathered and not yet applied: enough for the link never to wait, and no more, so that a copy takes as
+little of memory and cores at a time as the link does."""
+
+logger = logging.getLogger(__name__)
 
 _Staged = tuple[wire.PairTarget, Rectangle, StagingBuffer | memoryview]
 
@@ -37,22 +49,31 @@ class RowReader(KvReader):
         self._slots = slots
         self._first = first
 
+    @property
+    def beside_steps(self) -> bool:
+        """Whether another thread than that which steps may read."""
+        return self._kv.beside_steps
+
     def gather(self, rectangle: Rectangle) -> memoryview:
         """See `KvReader.gather`."""
         out = memoryview(bytearray(self._kv.byte_count(rectangle)))
         self._kv.gather(rectangle, self._of(rectangle), out)
         return out
 
-    def token_bytes(self, part: wire.PairPart) -> int:
-        """Of one token of a pair."""
-        return self._kv.byte_count(part_rectangle(part, 0, 1))
+    def byte_count(self, part: wire.PairPart, tokens: int) -> int:
+        """Of so many tokens of a pair."""
+        return self._kv.byte_count(part_rectangle(part, 0, tokens))
 
     def stage(self, rectangle: Rectangle, data: DataPlane, *, must: bool) -> StagingBuffer | memoryview | None:
         """A copy to be sent, in staging memory. While that is full: None, or, if it `must` be, memory of its own."""
         buffer = data.staging.try_acquire(self._kv.byte_count(rectangle))
         if buffer is None:
             return self.gather(rectangle) if must else None
-        self._kv.gather(rectangle, self._of(rectangle), buffer.view)
+        try:
+            self._kv.gather(rectangle, self._of(rectangle), buffer.view)
+        except BaseException:
+            buffer.release()
+            raise
         return buffer
 
     def hashes(self, parts: Sequence[wire.PairPart], start: int, end: int) -> list[wire.PairHash]:
@@ -68,48 +89,85 @@ class Copy:
 
     def __init__(self, targets: Sequence[wire.PairTarget], rank: int, generation: int, span: tuple[int, int]) -> None:
         self.start, self.end = span
-        self.next = self.start
-        self.gather_ns = 0
+        self.gathered = False
+        """All of it is copied and handed over, or nothing more will be."""
+        self.given_up = False
+        """Nobody wants the rest."""
+        self._next = self.start
         self._generation = generation
         self._targets = [target for target in targets if target.part.rank == rank]
+        self._lock = threading.Lock()
+        self._under_way = 0
 
-    def gather_piece(self, reader: RowReader, data: DataPlane, round_: Round) -> bool:
-        """Gather and hand over the next piece, if there is staging memory; whether that was the last."""
+    def begin(self, reader: RowReader, data: DataPlane, round_: Round) -> None:
+        """The step thread's: `reader` must stay what it is. Where only that thread may read, `go_on` does the work."""
+        self._reader, self._data, self._round = reader, data, round_
+        round_.byte_count = sum(reader.byte_count(target.part, self.end - self.start) for target in self._targets)
+        round_.begun_ns = time.monotonic_ns()
+        if reader.beside_steps:
+            data.run(self._advance)
+
+    def go_on(self) -> bool:
+        """At each step boundary: a piece, if it must be here; whether all is gathered."""
+        if not self._reader.beside_steps and not self.gathered and self._has_room():
+            self._take_piece(must=False)
+        return self.gathered
+
+    def finish(self) -> None:
+        """What is left of a request that stands still: now, where only the step thread may read."""
+        if not self._reader.beside_steps:
+            while not self.gathered:
+                self._take_piece(must=True)
+
+    # ---- inside, on the thread that reads
+
+    def _advance(self) -> None:
+        """As many pieces as may be under way. The data thread's."""
+        while not self.gathered and self._has_room():
+            # With nothing under way nobody would call again when staging memory is free.
+            if not self._take_piece(must=not self._under_way):
+                return
+
+    def _has_room(self) -> bool:
+        return self._under_way < PIECES_UNDER_WAY_MAX
+
+    def _take_piece(self, *, must: bool) -> bool:
+        """Gather and hand over the next piece; False if there is no staging memory for it."""
+        if self.given_up or self._round.error or self._next >= self.end:
+            self._end()
+            return True
         begun_ns = time.monotonic_ns()
-        end = min(self.next + self._tokens_at_once(reader), self.end)
-        staged = self._stage(reader, data, end, must=False) if end > self.next else []
-        if staged is not None:
-            self._post(staged, data, round_, end)
-        self.gather_ns += time.monotonic_ns() - begun_ns
-        return self._is_done(data, round_)
-
-    def gather_all(self, reader: RowReader, data: DataPlane, round_: Round) -> None:
-        """Gather and hand over all that is left."""
-        begun_ns = time.monotonic_ns()
-        while self.next < self.end:
-            end = min(self.next + self._tokens_at_once(reader), self.end)
-            staged = self._stage(reader, data, end, must=True)
-            assert staged is not None
-            self._post(staged, data, round_, end)
-        self.gather_ns += time.monotonic_ns() - begun_ns
-        self._is_done(data, round_)
-
-    def _tokens_at_once(self, reader: RowReader) -> int:
-        token_bytes = sum(reader.token_bytes(target.part) for target in self._targets)
-        return max(1, GATHER_BYTES_MAX // max(1, token_bytes))
-
-    def _is_done(self, data: DataPlane, round_: Round) -> bool:
-        if self.next < self.end:
+        end = min(self._next + self._tokens_at_once(), self.end)
+        try:
+            staged = self._stage(end, must=must)
+        except Exception as error:
+            logger.exception("KV can't be gathered")
+            self._round.error = f"{type(error).__name__}: {error}"
+            self._end()
+            return True
+        self._round.gather_ns += time.monotonic_ns() - begun_ns
+        if staged is None:
             return False
-        data.finish(round_)
+        self._post(staged, end)
+        if self._next >= self.end:
+            self._end()
         return True
 
-    def _stage(self, reader: RowReader, data: DataPlane, end: int, *, must: bool) -> list[_Staged] | None:
+    def _end(self) -> None:
+        if not self.gathered:
+            self.gathered = True
+            self._data.finish(self._round)
+
+    def _tokens_at_once(self) -> int:
+        token_bytes = sum(self._reader.byte_count(target.part, 1) for target in self._targets)
+        return max(1, PIECE_BYTES_MAX // max(1, token_bytes))
+
+    def _stage(self, end: int, *, must: bool) -> list[_Staged] | None:
         """Tokens [next, end) for all targets, or nothing at all."""
         staged: list[_Staged] = []
         for target in self._targets:
-            rectangle = part_rectangle(target.part, self.next, end)
-            payload = reader.stage(rectangle, data, must=must)
+            rectangle = part_rectangle(target.part, self._next, end)
+            payload = self._reader.stage(rectangle, self._data, must=must)
             if payload is None:
                 for _, _, taken in staged:
                     _release(taken)
@@ -117,20 +175,34 @@ class Copy:
             staged.append((target, rectangle, payload))
         return staged
 
-    def _post(self, staged: list[_Staged], data: DataPlane, round_: Round, end: int) -> None:
+    def _post(self, staged: list[_Staged], end: int) -> None:
         # Only what ends a round promises more than the round before did.
         watermark = self.end if end == self.end else self.start
-        self.next = end
+        self._next = end
+        left = len(staged)
+        with self._lock:
+            self._under_way += bool(left)
+
+        def applied(payload: StagingBuffer | memoryview) -> None:
+            nonlocal left
+            _release(payload)
+            with self._lock:
+                left -= 1
+                self._under_way -= not left
+            if not left and self._reader.beside_steps:
+                self._data.run(self._advance)
+
         for target, rectangle, payload in staged:
             view = payload.view if isinstance(payload, StagingBuffer) else payload
             patch = Patch(target.part.transfer_id, watermark, self._generation, rectangle, view, CHECKSUM_LATER)
-            data.send(round_, _address(target.address), patch, partial(_release, payload))
+            self._data.send(self._round, _address(target.address), patch, partial(applied, payload))
 
 
-def row_reader(kv: RankKv, scheduler: Any, req: Any) -> RowReader:
-    """Of a request with a row."""
-    row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
-    return RowReader(kv, row.to(torch.int64))
+def row_reader(kv: RankKv, scheduler: Any, req: Any, start: int = 0, end: int | None = None) -> RowReader:
+    """Of tokens [start, end) of a request with a row, as it is now."""
+    stop = req.kv.kv_allocated_len if end is None else end
+    row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, start:stop]
+    return RowReader(kv, row.to(torch.int64, copy=True), start)
 
 
 def _address(address: wire.TargetAddress) -> Address:

@@ -1,5 +1,4 @@
-"""Bytes of moves beside the steps: what the step thread has gathered goes to the data thread, and what the data thread
-knows goes to the worker."""
+"""Bytes of moves beside the steps: what is gathered goes to the data thread, and what that knows goes to the worker."""
 
 import threading
 import time
@@ -25,8 +24,10 @@ class Round:
         self.nonce = nonce
         self.timeout_s = timeout_s
         self.byte_count = 0
-        self.gathered_ns: int | None = None
-        """When the last patch was handed over."""
+        self.begun_ns = 0
+        """When the first patch was begun."""
+        self.gather_ns = 0
+        """What copying out of the pool took."""
         self.pending = 1
         """Patches on their way, and one for those to come."""
         self.error = ""
@@ -96,13 +97,12 @@ class DataPlane:
     def send(self, round_: Round, address: Address, patch: Patch, release: Callable[[], None]) -> None:
         """Have a patch sent, after those of its transfer that were handed over before; its payload must stay as it is
         until `release` is called."""
-        round_.byte_count += memoryview(patch.payload).nbytes
         with self._lock:
             round_.pending += 1
 
         def done(error: TransportError | None) -> None:
-            release()
             self._note_done(round_, "" if error is None else str(error) or type(error).__name__)
+            release()
 
         try:
             self._thread.post(address, patch, round_.timeout_s, done)
@@ -111,9 +111,12 @@ class DataPlane:
 
     def finish(self, round_: Round) -> None:
         """Nothing more comes for this round: `Sent` is reported when all of it is applied."""
-        round_.gathered_ns = time.monotonic_ns()
         # Reports of rounds are the data thread's: let it come by there.
-        self._thread.quiesce("", lambda: self._note_done(round_, ""))
+        self.run(lambda: self._note_done(round_, ""))
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Have the data thread do something short, after what it was given before."""
+        self._thread.quiesce("", action)
 
     def report(self, report: wire.Sent | wire.Quiet | wire.Applied) -> None:
         """The data thread's: tell the worker."""
@@ -126,6 +129,13 @@ class DataPlane:
             round_.pending -= 1
             round_.error = round_.error or error
             complete = not round_.pending
-        if complete and round_.gathered_ns is not None:
-            transfer_ns = time.monotonic_ns() - round_.gathered_ns
-            self.report(wire.Sent(rank=self._rank, nonce=round_.nonce, error=round_.error, transfer_ns=transfer_ns))
+        if complete:
+            self.report(
+                wire.Sent(
+                    rank=self._rank,
+                    nonce=round_.nonce,
+                    error=round_.error,
+                    gather_ns=round_.gather_ns,
+                    transfer_ns=time.monotonic_ns() - round_.begun_ns,
+                )
+            )

@@ -10,8 +10,11 @@ from meshift.backends.sglang import wire_moves as wire
 from meshift.kernels import slots as reference
 from meshift.kernels.cpu import slots as compiled
 from meshift.kernels.cpu.build import KernelUnavailable
+from meshift.kernels.cpu.checksum import crc32
 from meshift.kernels.cpu.library import load
-from meshift.kernels.slots import KvBuffers, staging_shape
+from meshift.kernels.places import KvPlace
+from meshift.kernels.slots import KvBuffers
+from meshift.kv_memory import checksum
 from meshift.kv_memory.rectangle import Rectangle
 
 LAYOUT = "nhd"
@@ -25,10 +28,26 @@ class RankKv:
     def __init__(self, pool: Any, share: wire.Share) -> None:
         """`pool` is SGLang's, `share` what `describe` says of it."""
         self._pool = pool
-        self.share = share
+        self._share = share
         self.on_written: Callable[[int], None] = lambda _: None
         """Is told of how many tokens `mark_written` was."""
-        self._copies = _fastest_copies(self._pool.device)
+        self._compiled = self._pool.device == "cpu" and _has_compiled_copies()
+        self._known: dict[tuple[int, int, int, int], tuple[list[torch.Tensor], list[KvPlace]]] = {}
+        """By layers and heads: the key buffers, and where everything lies as long as they are these."""
+        self.beside_steps: bool = self._pool.device == "cpu"
+        """Whether another thread than that which steps may read slots that may be given away meanwhile. A GPU's units
+        are unmapped when they are free: there, to read one is an error that ends the process."""
+
+    @property
+    def share(self) -> wire.Share:
+        """What this rank holds now."""
+        return self._share
+
+    @share.setter
+    def share(self, share: wire.Share) -> None:
+        """Memory of layers that have left must not be kept."""
+        self._share = share
+        self._known.clear()
 
     def byte_count(self, rectangle: Rectangle) -> int:
         """Of a rectangle's payload."""
@@ -37,27 +56,25 @@ class RankKv:
 
     def gather(self, rectangle: Rectangle, slots: torch.Tensor, out: memoryview) -> None:
         """Fill `out` with the cells' bytes, in a patch's order. `slots`: [rectangle.tokens]."""
-        buffers = self._buffers(rectangle)
-        key = buffers[0][0]
-        shape = staging_shape(buffers, rectangle.tokens)
-        host = torch.frombuffer(out, dtype=torch.uint8).view(key.dtype).view(shape)
-        if hasattr(self._pool, "await_steps"):
-            self._pool.await_steps()
-        if key.device.type == "cpu":
-            self._copies.gather_slots(buffers, slots, host)
+        host = self._staged(rectangle, out)
+        if self._compiled:
+            compiled.gather_places(self._places(rectangle), slots, host)
+        elif self._pool.device == "cpu":
+            reference.gather_slots(self._buffers(rectangle), slots, host)
         else:
-            host.copy_(self._copies.gather_slots(buffers, slots, torch.empty_like(host, device=key.device)))
+            if hasattr(self._pool, "await_steps"):
+                self._pool.await_steps()
+            there = torch.empty_like(host, device=self._pool.device)
+            host.copy_(reference.gather_slots(self._buffers(rectangle), slots, there))
 
     def scatter(self, rectangle: Rectangle, slots: torch.Tensor, payload: bytes | memoryview) -> None:
         """Write what `gather` gave. Raises ValueError for another size."""
-        buffers = self._buffers(rectangle)
-        key = buffers[0][0]
-        shape = staging_shape(buffers, rectangle.tokens)
-        raw = torch.frombuffer(payload, dtype=torch.uint8)
-        if raw.numel() != key.element_size() * torch.Size(shape).numel():
-            raise ValueError(f"{raw.numel()} bytes are not those of {rectangle}")
-        self._copies.scatter_slots(raw.view(key.dtype).view(shape).to(key.device), slots, buffers)
-        if key.device.type == "cuda":
+        host = self._staged(rectangle, payload)
+        if self._compiled:
+            compiled.scatter_places(host, slots, self._places(rectangle))
+        else:
+            reference.scatter_slots(host.to(self._pool.device), slots, self._buffers(rectangle))
+        if self._pool.device != "cpu":
             # Steps read it from other streams, as soon as the worker has heard that it is there.
             torch.cuda.current_stream().synchronize()
 
@@ -67,23 +84,42 @@ class RankKv:
         if hasattr(self._pool, "mark_written"):
             self._pool.mark_written(slots)
 
-    def _buffers(self, rectangle: Rectangle) -> KvBuffers:
+    def _staged(self, rectangle: Rectangle, payload: bytes | memoryview) -> torch.Tensor:
+        """The payload as [layers, tokens, 2, heads, head_dim]. Raises ValueError for cells that aren't here, or another
+        size."""
         share = self.share
         held = Rectangle(share.layer_start, share.layer_end, 0, rectangle.token_end, share.head_start, share.head_end)
         if held.intersect(rectangle) != rectangle or rectangle.empty:
             raise ValueError(f"{rectangle} is not within {held}")
-        heads = slice(rectangle.head_start - share.head_start, rectangle.head_end - share.head_start)
+        raw = torch.frombuffer(payload, dtype=torch.uint8)
+        if raw.numel() != self.byte_count(rectangle):
+            raise ValueError(f"{raw.numel()} bytes are not those of {rectangle}")
+        shape = (rectangle.layers, rectangle.tokens, 2, rectangle.heads, share.head_dim)
+        return raw.view(self._pool.store_dtype).view(shape)
+
+    def _buffers(self, rectangle: Rectangle) -> KvBuffers:
+        heads = slice(rectangle.head_start - self.share.head_start, rectangle.head_end - self.share.head_start)
         pairs = [self._pool.get_kv_buffer(layer) for layer in range(rectangle.layer_start, rectangle.layer_end)]
         return [(key[:, heads], value[:, heads]) for key, value in pairs]
 
+    def _places(self, rectangle: Rectangle) -> list[KvPlace]:
+        """Made once: each would cost some microseconds, which a thread beside the steps takes from them."""
+        part = rectangle.layer_start, rectangle.layer_end, rectangle.head_start, rectangle.head_end
+        keys = [self._pool.get_kv_buffer(layer)[0] for layer in range(rectangle.layer_start, rectangle.layer_end)]
+        known = self._known.get(part)
+        if known is None or any(one is not other for one, other in zip(known[0], keys, strict=True)):
+            known = keys, [KvPlace.of_buffers(key, value) for key, value in self._buffers(rectangle)]
+            self._known[part] = known
+        return known[1]
 
-def _fastest_copies(device: str) -> Any:
-    """The module with `gather_slots` and `scatter_slots`."""
-    if device == "cpu":
-        with contextlib.suppress(KernelUnavailable):
-            load()
-            return compiled
-    return reference
+
+def _has_compiled_copies() -> bool:
+    """Also has this process compute checksums in compiled code."""
+    with contextlib.suppress(KernelUnavailable):
+        load()
+        checksum.use(crc32)
+        return True
+    return False
 
 
 def describe(scheduler: Any) -> wire.Share:

@@ -102,8 +102,8 @@ class MovesOut:
             return
         assert req is not None
         span = command.start, max(command.start, min(req.seqlen - 1, command.end_max))
-        copy = Copy(command.targets, self._agent.rank, command.generation, span)
-        self._sending.append(_Sending(req, command, copy, Round(command.sent_nonce, command.timeout_s)))
+        copy, round_ = self._copy(req, command, span)
+        self._sending.append(_Sending(req, command, copy, round_))
 
     def freeze(self, command: wire.Freeze) -> None:
         """Have it taken out at a boundary."""
@@ -128,6 +128,7 @@ class MovesOut:
         given_up = [sending for sending in self._sending if sending.command.rid == command.rid]
         self._sending = [sending for sending in self._sending if sending.command.rid != command.rid]
         for sending in given_up:
+            sending.copy.given_up = True
             self._agent.refuse_move(sending.command.nonce, Refusal.UNKNOWN, "the move was given up")
         leaving = self._leaving.get(command.rid)
         if leaving is not None and not leaving.frozen:
@@ -149,36 +150,39 @@ class MovesOut:
         """No round that is under way can be carried on; what is frozen stays so."""
         rounds, self._sending = self._sending, []
         for sending in rounds:
+            sending.copy.given_up = True
             self._agent.refuse_move(sending.command.nonce, Refusal.BROKEN, reason)
 
     # ---- at a step boundary ----
 
     def act(self) -> None:
-        """Copy a piece of each round, and freeze who can be frozen."""
+        """See how far each round is, and freeze who can be frozen."""
         waiting, self._sending = self._sending, []
-        self._sending = [sending for sending in waiting if not self._send_piece(sending)]
+        self._sending = [sending for sending in waiting if not self._is_sent(sending)]
         for leaving in [leaving for leaving in self._leaving.values() if not leaving.frozen]:
             self._try_freeze(leaving)
 
-    def _send_piece(self, sending: _Sending) -> bool:
-        """Whether that was the last."""
+    def _is_sent(self, sending: _Sending) -> bool:
+        """Whether all of a round is gathered, or nobody wants it. The request is looked at after the copy: as long as
+        it has its pages, and has never lost them, what was read of them was its."""
         command, copy = sending.command, sending.copy
+        gathered = copy.go_on()
         obstacle = self._obstacle(sending.req) or self._loss(sending.req, command.generation)
         if obstacle is not None:
+            copy.given_up = True
             self._agent.refuse_move(command.nonce, *obstacle)
-            return True
-        reader = row_reader(self._kv, self._scheduler, sending.req)
-        if not copy.gather_piece(reader, self._data, sending.round):
-            return False
-        self._agent.answer(
-            wire.Gathered,
-            command.nonce,
-            start=copy.start,
-            end=copy.end,
-            byte_count=sending.round.byte_count,
-            gather_ns=copy.gather_ns,
-        )
-        return True
+        elif gathered:
+            self._agent.answer(
+                wire.Gathered, command.nonce, start=copy.start, end=copy.end, byte_count=sending.round.byte_count
+            )
+        return gathered or obstacle is not None
+
+    def _copy(self, req: Any, command: wire.SendDelta | wire.Freeze, span: tuple[int, int]) -> tuple[Copy, Round]:
+        """A round, begun."""
+        copy = Copy(command.targets, self._agent.rank, command.generation, span)
+        round_ = Round(command.sent_nonce, command.timeout_s)
+        copy.begin(row_reader(self._kv, self._scheduler, req, *span), self._data, round_)
+        return copy, round_
 
     def _try_freeze(self, leaving: _Leaving) -> None:
         req, command = leaving.req, leaving.command
@@ -215,28 +219,30 @@ class MovesOut:
         if req.kv.holds_kv:
             frozen_ns -= time.monotonic_ns() - self._agent.step_ended_ns
         self._agent.flush_tokens(req)
-        end = req.seqlen - 1 if command.copies and req.kv.holds_kv else command.start
-        copy = Copy(command.targets, self._agent.rank, command.generation, (command.start, max(command.start, end)))
-        round_ = Round(command.sent_nonce, command.timeout_s)
-        hashes: list[wire.PairHash] = []
+        start, end, byte_count, hashes = command.start, 0, 0, list[wire.PairHash]()
         if command.copies:
-            reader = row_reader(self._kv, self._scheduler, req)
-            copy.gather_all(reader, self._data, round_)
-            if command.hash_start >= 0:
-                parts = [target.part for target in command.targets if target.part.rank == self._agent.rank]
-                hashes = reader.hashes(parts, command.hash_start, copy.end)
+            end = max(start, req.seqlen - 1)
+            copy, round_ = self._copy(req, command, (start, end))
+            copy.finish()
+            byte_count = round_.byte_count
+            hashes = self._hashes(req, command, end)
         self._agent.answer(
             wire.FrozenAt,
             command.nonce,
-            start=copy.start,
-            end=copy.end if command.copies else 0,
-            byte_count=round_.byte_count,
-            gather_ns=copy.gather_ns,
+            start=start,
+            end=end,
+            byte_count=byte_count,
             output=pack_tokens(req.output_ids),
             state=_state(req),
             hashes=hashes,
             frozen_ns=frozen_ns,
         )
+
+    def _hashes(self, req: Any, command: wire.Freeze, end: int) -> list[wire.PairHash]:
+        if command.hash_start < 0:
+            return []
+        parts = [target.part for target in command.targets if target.part.rank == self._agent.rank]
+        return row_reader(self._kv, self._scheduler, req).hashes(parts, command.hash_start, end)
 
     # ---- what it may be ----
 

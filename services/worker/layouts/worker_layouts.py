@@ -179,7 +179,7 @@ class WorkerLayouts:
 
     def _require(self) -> ReconfigurableEngine:
         if self._engine is None:
-            raise Unsupported(f"the layout of a {self._name} engine without stages doesn't change", param="instance_id")
+            raise Unsupported(f"layers of this {self._name} engine don't move", param="instance_id")
         return self._engine
 
     def _on_entered(self, now: LayoutNow) -> None:

@@ -32,6 +32,9 @@ _S, _E = DestinationState, DestinationEvent
 ENGINE_MARGIN_S = 0.25
 """How much longer than it was told the engine may take to commit."""
 
+LEARN_SHARE = 0.5
+"""Of the time that the source waits for an answer to its reservation: for its schema to be compiled."""
+
 TOMBSTONES_MAX = 100_000
 """Ended moves remembered at most; the oldest go first."""
 
@@ -115,6 +118,9 @@ class IncomingMoves:
         """An endpoint."""
         self._check_owner(message.owner)
         objection = self._objection(message)
+        if objection is None and message.json_schema is not None:
+            # Before anything is promised: whoever is refused now may ask again, and nothing was given up.
+            objection = await self._learn(message.json_schema) or self._objection(message)
         if objection is None:
             incoming = self._find(message.destination_key, message.source)
             async with incoming.turn:
@@ -176,6 +182,16 @@ class IncomingMoves:
         if len(context.requests) >= context.options.requests_max:
             return MoveRefusal.BUSY, f"{context.owner} holds {len(context.requests)} requests already"
         return self._superseded(key)
+
+    async def _learn(self, json_schema: str) -> tuple[MoveRefusal, str] | None:
+        try:
+            async with asyncio.timeout(self._context.options.move_timeout_s * LEARN_SHARE):
+                await self._engine().learn_schema(json_schema)
+        except TimeoutError:
+            return MoveRefusal.BUSY, "its schema is being compiled"
+        except MoveRefused as error:
+            return refusal_of(error.refusal), str(error)
+        return None
 
     def _superseded(self, key: RequestKey) -> tuple[MoveRefusal, str] | None:
         try:

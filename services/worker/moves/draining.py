@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 BUSY_TRIES = 4
 """How much sooner a request is tried again that was only being prefilled."""
 
+DOUBLINGS_MAX = 3
+"""How often the pause before a request's next try doubles: a mesh that has no room isn't asked all the time, and one
+that gets room is noticed in time."""
+
 MOVE_DEADLINE_S = 3_600.0
 """Of one move, where the drain has a later one."""
 
@@ -42,6 +46,8 @@ class Draining:
         self._moved = 0
         self._again_s: dict[str, float] = {}
         """When to try each request again."""
+        self._tries: dict[str, int] = {}
+        """That came to nothing."""
         self._refusals: dict[str, str] = {}
         """Why the newest try of each came to nothing."""
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -91,13 +97,18 @@ class Draining:
         if report.outcome is MoveOutcome.MOVED:
             self._moved += 1
         elif report.outcome is not MoveOutcome.ENDED:
-            busy = report.refusal is MoveRefusal.BUSY
-            pause_s = self._context.options.drain_retry_s / (BUSY_TRIES if busy else 1)
-            self._again_s[request_id] = self._context.now_s() + pause_s
+            self._again_s[request_id] = self._context.now_s() + self._pause_s(request_id, report.refusal)
+            self._tries[request_id] = self._tries.get(request_id, 0) + 1
             self._refusals[request_id] = f"{report.refusal}: {report.reason}"
 
+    def _pause_s(self, request_id: str, refusal: MoveRefusal | None) -> float:
+        """Longer each time."""
+        doublings = min(self._tries.get(request_id, 0), DOUBLINGS_MAX)
+        sooner = BUSY_TRIES if refusal is MoveRefusal.BUSY else 1
+        return float(self._context.options.drain_retry_s * 2**doublings / sooner)
+
     def _forget(self, present: set[str]) -> None:
-        for known in (self._again_s, self._refusals):
+        for known in (self._again_s, self._tries, self._refusals):
             for request_id in [request_id for request_id in known if request_id not in present]:
                 del known[request_id]
 

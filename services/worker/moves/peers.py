@@ -52,6 +52,8 @@ class Room:
     slots: int
     epoch: int | None = None
     """Of the destination's layout; None: not told yet."""
+    json_schema: str | None = None
+    """To be compiled there."""
 
 
 class Peers:
@@ -71,6 +73,7 @@ class Peers:
             tokens=pack_tokens(room.tokens),
             slots=room.slots,
             epoch=room.epoch,
+            json_schema=room.json_schema,
             deadline_s=self._options.reservation_s,
         )
         subject = subjects.worker_move_reserve(destination.instance_id)

@@ -339,7 +339,8 @@ class SourceMove:
     # ---- pieces
 
     def _room(self, slots: int) -> Room:
-        return Room(self._tokens if slots else (), slots, self._epochs[1])
+        schema = None if self._contacted else self._record.sampling.json_schema
+        return Room(self._tokens if slots else (), slots, self._epochs[1], schema)
 
     def _renewed(self) -> AbstractAsyncContextManager[None]:
         slots = self._reserved.slots if self._reserved is not None and self._progress.with_kv else 0

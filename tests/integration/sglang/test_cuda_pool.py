@@ -177,11 +177,12 @@ def test_the_scheduler_marks_after_each_step(overlap: bool, monkeypatch: pytest.
         return f"result with {proxies}"
 
     monkeypatch.setattr(Scheduler, "run_batch", step)
-    scheduler = object.__new__(MeshScheduler)
+    scheduler: Any = object.__new__(MeshScheduler)
     scheduler.token_to_kv_pool_allocator = SimpleNamespace(get_kvcache=lambda: pool)
     scheduler.enable_overlap, scheduler.forward_stream = overlap, "forward"
+    scheduler.agent = SimpleNamespace(layers=SimpleNamespace(after_launch=told.append))
     assert scheduler.run_batch(batch, "proxies") == "result with proxies"
-    assert told == [("slots", "forward" if overlap else None)]
+    assert told == [("slots", "forward" if overlap else None), len("slots")]
 
 
 def test_speculative_decoding_moves_nothing() -> None:

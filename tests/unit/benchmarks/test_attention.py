@@ -47,8 +47,10 @@ def test_summary() -> None:
         "engine_decode_speedup": {"256": 2.22, "1024": 3.0},
     }
     assert attention.summary([*KERNELS, *ENGINES]) == expected
-    del expected["engine_decode_speedup"]
+    engines = expected.pop("engine_decode_speedup")
     assert attention.summary(KERNELS) == expected
+    assert attention.summary(ENGINES) == {"engine_decode_speedup": engines}
+    assert len(attention.charts(ENGINES)) == 1
 
 
 def test_table_and_charts() -> None:

@@ -195,7 +195,7 @@ def test_time_is_told_by_parts() -> None:
     }
 
 
-@pytest.mark.parametrize("service", ["worker", "frontend", "scheduler"])
+@pytest.mark.parametrize("service", ["worker", "frontend", "scheduler", "coordinator"])
 def test_parts_are_told_by_their_command_lines(service: str) -> None:
     assert part_of(" ".join(meshift_command(LaunchSpec(service=service, settings={"scheduler_id": "s"})))) == service
     assert part_of(" ".join(UP)) == "up"

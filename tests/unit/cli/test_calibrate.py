@@ -102,7 +102,9 @@ def test_workers_take_the_classes_unless_others_are_set(file: Path, caplog: pyte
     other = parse_settings(WorkerSettings, "worker", ["--calibration", str(file), "--model", "llama"])
     assert calibrated(other).virtual_usage == CLASSES
     assert "was measured with smollm2, and this is llama" in caplog.text
-    assert calibrated(parse_settings(WorkerSettings, "worker", [])).virtual_usage == VirtualUsageSettings()
+    for none in ([], ["--calibration", ""]):
+        plain = parse_settings(WorkerSettings, "worker", none)
+        assert calibrated(plain).virtual_usage == VirtualUsageSettings()
 
 
 def test_a_simulated_worker_is_as_fast_as_what_was_measured(file: Path) -> None:

@@ -101,7 +101,7 @@ def test_pacer_saves_up_no_more_than_a_burst() -> None:
 def test_chunks_are_short_and_bounded() -> None:
     assert Pacer(None).chunk_bytes is None
     assert Pacer(1.0).chunk_bytes == Pacer.CHUNK_BYTES_MIN
-    assert Pacer(50e6).chunk_bytes == 100_000
+    assert Pacer(50e6).chunk_bytes == 500_000
     assert Pacer(1e12).chunk_bytes == Pacer.CHUNK_BYTES_MAX
 
 

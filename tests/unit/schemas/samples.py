@@ -201,7 +201,10 @@ SAMPLES: tuple[Message, ...] = (
     REPORT,
     moves.MovesRequest(),
     moves.MovesReply(owner=OWNER, running=(REPORT,), ended=(REPORT,), incoming=2),
-    moves.MoveReserve(**MOVE, owner=OTHER, layout=LAYOUT, tokens=TOKENS, slots=48, deadline_s=1.5, epoch=3),
+    moves.MoveReserve(
+        **MOVE, owner=OTHER, layout=LAYOUT, tokens=TOKENS, slots=48, epoch=3, json_schema='{"type": "object"}',
+        deadline_s=1.5,
+    ),
     moves.MoveReserveReply(owner=OTHER, room=ROOM, refusal=None, reason="r"),
     moves.MoveCommit(
         **MOVE, owner=OTHER, frontend=FRONTEND, lease_s=1.5, prompt=TOKENS, output=TOKENS, base=1, logprobs=LOGPROBS,

@@ -61,8 +61,8 @@ def usual(command: Any, rank: int) -> list[wire.Answer]:
             return [wire_moves.Begun(**fields, tokens=pack_tokens([1, 2, 3, 4]), growth_max=9, generation=0)]
         case wire_moves.SendDelta():
             return [
-                wire_moves.Gathered(**fields, start=command.start, end=4, byte_count=8, gather_ns=rank),
-                wire_moves.Sent(rank=rank, nonce=command.sent_nonce, error="", transfer_ns=5),
+                wire_moves.Gathered(**fields, start=command.start, end=4, byte_count=8),
+                wire_moves.Sent(rank=rank, nonce=command.sent_nonce, error="", gather_ns=rank, transfer_ns=5),
             ]
         case wire_moves.Freeze():
             return [_frozen(command, fields), *_sent(command, rank)]
@@ -85,7 +85,6 @@ def _frozen(command: wire_moves.Freeze, fields: dict[str, Any]) -> wire.Answer:
         start=command.start,
         end=4 if command.copies else 0,
         byte_count=8,
-        gather_ns=1,
         output=pack_tokens([4, 5]),
         state=STATE,
         hashes=[],
@@ -96,4 +95,4 @@ def _frozen(command: wire_moves.Freeze, fields: dict[str, Any]) -> wire.Answer:
 def _sent(command: wire_moves.Freeze, rank: int) -> list[wire.Answer]:
     if not command.copies:
         return []
-    return [wire_moves.Sent(rank=rank, nonce=command.sent_nonce, error="", transfer_ns=5)]
+    return [wire_moves.Sent(rank=rank, nonce=command.sent_nonce, error="", gather_ns=rank, transfer_ns=5)]

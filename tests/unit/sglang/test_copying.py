@@ -1,7 +1,10 @@
 """KV from one rank's pool to others' by their data threads, without SGLang: pieces, refusals, staging memory."""
 
 import queue
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ from meshift.backends.sglang.plugin.data_plane import DataPlane, Round
 from meshift.backends.sglang.plugin.kv import RankKv
 from meshift.backends.sglang.plugin.receiving import Receiver, Reservation
 from meshift.kv_memory.layout import KvLayout
+from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.transport.base import Patch
 from tests.unit.sglang.scripted_ranks import LAYOUT
 from tests.unit.sglang.test_move_pieces import KEY
@@ -111,12 +115,25 @@ def reserve(destinations: list[Rank], cached: int, slots: torch.Tensor) -> list[
 
 def send(rank: Rank, targets: list[wire_moves.PairTarget], slots: torch.Tensor, start: int, end: int) -> Round:
     """One round, piece by piece."""
-    copy, round_ = Copy(targets, rank.index, 0, (start, end)), Round(9, WAIT_S)
-    boundaries = 1
-    while not copy.gather_piece(RowReader(rank.kv, slots), rank.data, round_):
-        boundaries += 1
-        assert boundaries < 1000
+    copy, round_ = begin(rank, targets, slots, (start, end))
+    until(copy.go_on, "all of it is gathered")
     return round_
+
+
+def begin(
+    rank: Rank, targets: list[wire_moves.PairTarget], slots: torch.Tensor, span: tuple[int, int], nonce: int = 9
+) -> tuple[Copy, Round]:
+    copy, round_ = Copy(targets, rank.index, 0, span), Round(nonce, WAIT_S)
+    copy.begin(RowReader(rank.kv, slots), rank.data, round_)
+    return copy, round_
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Look again and again, as a step thread does."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.001)
 
 
 def sent(rank: Rank) -> wire_moves.Sent:
@@ -126,10 +143,13 @@ def sent(rank: Rank) -> wire_moves.Sent:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("beside_steps", [True, False])
 def test_all_cells_arrive(
-    ranks: tuple[list[Rank], list[Rank]], monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+    ranks: tuple[list[Rank], list[Rank]], monkeypatch: pytest.MonkeyPatch, piece_bytes: int, beside_steps: bool
 ) -> None:
-    monkeypatch.setattr(copying, "GATHER_BYTES_MAX", piece_bytes)
+    monkeypatch.setattr(copying, "PIECE_BYTES_MAX", piece_bytes)
+    for rank in ranks[0]:
+        rank.kv.beside_steps = beside_steps
     sources, destinations = ranks
     cached, tokens = 3, 20
     there, here = torch.randperm(SLOTS)[:tokens], torch.randperm(SLOTS)[: tokens + 4]
@@ -153,21 +173,94 @@ def test_all_cells_arrive(
         assert ours == theirs
 
 
-def test_a_round_waits_for_staging_memory(ranks: tuple[list[Rank], list[Rank]]) -> None:
+@pytest.fixture
+def held_up(ranks: tuple[list[Rank], list[Rank]]) -> Iterator[tuple[Rank, list[Rank], threading.Event]]:
+    """A source, destinations that apply nothing until the event is set, and that event."""
+    (rank, _), destinations = ranks
+    gate = threading.Event()
+    for destination in destinations:
+        destination.data.run(partial(_wait, gate))
+    yield rank, destinations, gate
+    gate.set()
+
+
+def _wait(gate: threading.Event) -> None:
+    gate.wait(WAIT_S)
+
+
+def test_a_copy_keeps_to_the_pace_of_what_is_applied(
+    held_up: tuple[Rank, list[Rank], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, destinations, gate = held_up
+    monkeypatch.setattr(copying, "PIECE_BYTES_MAX", 1)
+    reads: queue.Queue[int] = queue.Queue()
+    gather = rank.kv.gather
+
+    def counted(rectangle: Rectangle, slots: torch.Tensor, out: memoryview) -> None:
+        reads.put(rectangle.token_start)
+        gather(rectangle, slots, out)
+
+    monkeypatch.setattr(rank.kv, "gather", counted)
+    # One pair, one token a piece.
+    targets = [reserve(destinations, 0, torch.arange(16))[0]]
+    copy, _ = begin(rank, targets, torch.arange(16), (0, 16))
+    for number in range(copying.PIECES_UNDER_WAY_MAX):
+        assert reads.get(timeout=WAIT_S) == number
+    # Whatever the data thread had to do before this is done now.
+    passed = threading.Event()
+    rank.data.run(passed.set)
+    assert passed.wait(WAIT_S)
+    assert reads.empty()
+    assert not copy.go_on()
+    gate.set()
+    assert sent(rank).error == ""
+    assert copy.go_on()
+
+
+def test_a_copy_that_is_given_up_ends(
+    held_up: tuple[Rank, list[Rank], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, destinations, gate = held_up
+    monkeypatch.setattr(copying, "PIECE_BYTES_MAX", 1)
+    targets = [reserve(destinations, 0, torch.arange(16))[0]]
+    copy, round_ = begin(rank, targets, torch.arange(16), (0, 16))
+    copy.given_up = True
+    gate.set()
+    until(copy.go_on, "an end")
+    assert sent(rank).nonce == round_.nonce
+    assert max(d.applied.get(0, 0) for d in destinations) <= copying.PIECES_UNDER_WAY_MAX
+
+
+def test_what_cannot_be_read_breaks_the_round(
+    ranks: tuple[list[Rank], list[Rank]], caplog: pytest.LogCaptureFixture
+) -> None:
+    (rank, _), destinations = ranks
+    targets = reserve(destinations, 0, torch.arange(16))
+    copy, _ = begin(rank, targets, torch.full((8,), SLOTS), (0, 8))
+    assert "IndexError" in sent(rank).error
+    assert copy.go_on()
+    assert "can't be gathered" in caplog.text
+
+
+def test_with_staging_memory_full(ranks: tuple[list[Rank], list[Rank]]) -> None:
     (rank, _), destinations = ranks
     targets = reserve(destinations, 0, torch.arange(16))
     taken = rank.data.staging.try_acquire(rank.data.staging.capacity_bytes)
     assert taken is not None
-    copy, round_, reader = Copy(targets, 0, 0, (0, 8)), Round(9, WAIT_S), RowReader(rank.kv, torch.arange(8))
-    assert not copy.gather_piece(reader, rank.data, round_)
-    assert (copy.next, round_.byte_count) == (0, 0)
-    # A frozen request doesn't wait.
-    frozen = Round(10, WAIT_S)
-    Copy(targets, 0, 0, (0, 8)).gather_all(reader, rank.data, frozen)
-    assert (sent(rank).nonce, frozen.byte_count > 0) == (10, True)
+    # Beside the steps it goes on, a piece at a time, in memory of its own.
+    send(rank, targets, torch.arange(8), 0, 8)
+    assert sent(rank).error == ""
+    # A step doesn't wait for memory, unless the request stands still.
+    rank.kv.beside_steps = False
+    copy, _ = begin(rank, targets, torch.arange(8), (0, 8), nonce=10)
+    assert not copy.go_on()
+    frozen, _ = begin(rank, targets, torch.arange(8), (0, 8), nonce=11)
+    frozen.finish()
+    assert frozen.gathered
+    assert sent(rank).nonce == 11
     taken.release()
-    assert copy.gather_piece(reader, rank.data, round_)
-    assert sent(rank).nonce == 9
+    assert copy.go_on()
+    assert sent(rank).nonce == 10
 
 
 def test_a_closed_transfer_breaks_the_round(ranks: tuple[list[Rank], list[Rank]]) -> None:

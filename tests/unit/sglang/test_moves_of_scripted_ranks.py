@@ -123,7 +123,8 @@ async def test_a_freeze_that_fails_lets_it_go_on(ends: Ends) -> None:
     def broken(command: wire_moves.Freeze, rank: int) -> list[wire.Answer]:
         from tests.unit.sglang.scripted_ranks import usual as answer
 
-        sent = wire_moves.Sent(rank=rank, nonce=command.sent_nonce, error="no route" if rank else "", transfer_ns=1)
+        error = "no route" if rank else ""
+        sent = wire_moves.Sent(rank=rank, nonce=command.sent_nonce, error=error, gather_ns=1, transfer_ns=1)
         return [answer(command, rank)[0], sent]
 
     ends.ranks.scripts[wire_moves.Freeze] = broken

@@ -58,7 +58,7 @@ class SlowEngine(SimEngine):
     def __init__(self) -> None:
         super().__init__()
         loop = asyncio.get_running_loop()
-        self.gates = {name: loop.create_future() for name in ("reserve", "commit")}
+        self.gates = {name: loop.create_future() for name in ("reserve", "commit", "learn")}
         self.calls: list[str] = []
 
     def open(self, name: str, error: Exception | None = None) -> None:
@@ -67,6 +67,10 @@ class SlowEngine(SimEngine):
             self.gates[name].set_result(None)
         else:
             self.gates[name].set_exception(error)
+
+    async def learn_schema(self, json_schema: str) -> None:
+        self.calls.append(f"learn {json_schema}")
+        await asyncio.shield(self.gates["learn"])
 
     async def reserve(
         self, key: MoveKey, layout: KvLayout, tokens: Sequence[int], slots: int, deadline_s: float
@@ -116,8 +120,15 @@ class Destination:
         if running is not None:
             self.engine.cancel(running.key)
 
-    def reserve(self, slots: int = 32) -> "asyncio.Task[MoveReserveReply]":
-        message = MoveReserve(**NAME, layout=pack_layout(LAYOUT), tokens=pack_tokens([1]), slots=slots, deadline_s=10.0)
+    def reserve(self, slots: int = 32, json_schema: str | None = None) -> "asyncio.Task[MoveReserveReply]":
+        message = MoveReserve(
+            **NAME,
+            layout=pack_layout(LAYOUT),
+            tokens=pack_tokens([1]),
+            slots=slots,
+            json_schema=json_schema,
+            deadline_s=10.0,
+        )
         return asyncio.get_running_loop().create_task(self.moves.on_reserve(message))
 
     def commit(self, **changes: Any) -> "asyncio.Task[MoveCommitReply]":
@@ -179,6 +190,43 @@ def test_a_move_comes_in() -> None:
         assert there.engine.calls == ["reserve", "commit"]
 
     run(scenario)
+
+
+def test_a_schema_is_compiled_before_anything_is_promised() -> None:
+    async def in_time(there: Destination) -> None:
+        asking = there.reserve(json_schema="{}")
+        await asyncio.sleep(0.1)
+        assert (there.engine.calls, len(there.moves)) == (["learn {}"], 0)
+        there.engine.open("learn")
+        there.engine.open("reserve")
+        assert (await asking).room is not None
+        assert (await there.reserve(slots=64)).room is not None
+        assert there.engine.calls == ["learn {}", "reserve", "reserve"]
+
+    async def too_late(there: Destination) -> None:
+        reply = await there.reserve(json_schema="{}")
+        assert (reply.refusal, len(there.moves)) == (MoveRefusal.BUSY, 0)
+        # Nothing was given up by that: it is tried again under the same name.
+        there.engine.open("learn")
+        there.engine.open("reserve")
+        assert (await there.reserve(json_schema="{}")).room is not None
+
+    async def given_up_meanwhile(there: Destination) -> None:
+        asking = there.reserve(json_schema="{}")
+        await asyncio.sleep(0.1)
+        there.abort()
+        there.engine.open("learn")
+        assert (await asking).refusal is MoveRefusal.UNKNOWN
+        assert there.engine.calls == ["learn {}"]
+
+    async def refused(there: Destination) -> None:
+        there.engine.open("learn", MoveRefused("no", Refusal.BROKEN))
+        assert (await there.reserve(json_schema="{}")).refusal is MoveRefusal.BROKEN
+
+    run(in_time)
+    run(too_late)
+    run(given_up_meanwhile)
+    run(refused)
 
 
 def test_a_commit_or_a_question_about_what_is_not_known() -> None:
