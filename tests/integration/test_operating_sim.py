@@ -67,7 +67,7 @@ async def meshift(state_dir: Path, *arguments: str) -> tuple[int, str]:
 
 async def test_a_stream_is_moved_by_hand(mesh: MeshProcess, rest: httpx.AsyncClient, admin: MeshClient) -> None:
     """One of two that ask for the same."""
-    chat = chat_of(SMALL_MODEL, "the sea", 900)
+    chat = chat_of(SMALL_MODEL, "the sea", 1800)
     streams = [StreamedChat(), StreamedChat()]
     reading = [asyncio.create_task(stream_chat(rest, chat, into=stream)) for stream in streams]
 
@@ -95,7 +95,7 @@ async def test_a_stream_is_moved_by_hand(mesh: MeshProcess, rest: httpx.AsyncCli
 
 async def test_an_instance_changes_shape_by_hand(mesh: MeshProcess, rest: httpx.AsyncClient, admin: MeshClient) -> None:
     """Both instances, one after the other, while the same is asked of each."""
-    chat = chat_of(SMALL_MODEL, "the mountains", 900)
+    chat = chat_of(SMALL_MODEL, "the mountains", 1800)
     streams = [StreamedChat(), StreamedChat()]
     reading = [asyncio.create_task(stream_chat(rest, chat, into=stream)) for stream in streams]
 
