@@ -1,6 +1,11 @@
 """What holds for all tests."""
 
+import hypothesis
 import pytest
+
+# The same examples every time; `pytest --hypothesis-profile default` looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
