@@ -1,10 +1,10 @@
 """A skewed burst on two real workers, with moves and without, by turns.
 
-Requests come in pairs at once: one of long output, one of short. Nobody knows which is which, so a dispatcher that
-shares them out evenly may well give one worker all the long ones, and here it does. Soon the other worker has nothing
-to do, while requests queue at the first for the memory that the long ones grow into. With moves on, the scheduler has
-them moved: those that wait, and those that run when memory runs short. Both rounds of a pair send the same prompts to
-the same mesh; only `migration.enabled` differs. See `docs/benchmarks.md`.
+Requests come in pairs at once: one of long output, one of short. Nobody knows which is which; dispatched in turn, all
+the long ones come to one worker. Soon the other has nothing to do, while requests queue at the first for the memory
+that the long ones grow into. With moves on, the scheduler has them moved: those that wait, and those that run when
+memory runs short. Both rounds of a pair send the same prompts to the same mesh; only `migration.enabled` differs. See
+`docs/benchmarks.md`.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from meshift.benchmarks.move import prompt_of
 from meshift.benchmarks.move_mesh import MeshStream, MoveBenchmarkError, MoveMesh
 from meshift.benchmarks.report import BenchmarkSettings, percentile, write_result
 from meshift.client.mesh import MeshClient
+from meshift.schemas.errors import MeshError
 from meshift.schemas.moves import MoveOutcome
 from meshift.services.cli.client import joined_bus
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
@@ -51,7 +52,7 @@ class RebalanceSettings(BenchmarkSettings):
 
     model: str = Field("smollm2", description="a prepared model's name, or a folder")
     engine: Literal["sglang", "sim"] = Field("sglang", description="sim: only to try the benchmark itself")
-    policy: PolicyName = Field("meshift", description="who dispatches and moves: meshift, llumnix or llumnix-base")
+    policy: PolicyName = Field("meshift", description="who moves: meshift, llumnix or llumnix-base")
     pairs: int = Field(6, ge=1, description="pairs of rounds, one with moves and one without (--quick: 2)")
     burst: int = Field(6, ge=2, description="long requests of a burst, and as many short ones")
     prompt_tokens: int = Field(64, ge=8, description="of every request")
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             samples = asyncio.run(measure(settings, model, Path(folder)))
-    except MoveBenchmarkError as error:
+    except (MoveBenchmarkError, MeshError) as error:
         raise CommandError(str(error), EXIT_ERROR) from error
     result = result_of(samples)
     write_result(settings.json_path, result, samples)
@@ -103,7 +104,6 @@ async def measure(settings: RebalanceSettings, model: Path, folder: Path) -> lis
         "MESHIFT_PREFIX_CACHE": "false",
         "MESHIFT_CAPACITY_TOKENS": str(settings.capacity_tokens),
         "MESHIFT_THREADS_PER_RANK": str(settings.threads or max(1, cores // len(WORKERS))),
-        "MESHIFT_SCHEDULING__POLICY": settings.policy,
     }
     print("starting two workers...", flush=True)
     up = ("--workers", str(len(WORKERS)), "--model", str(model))
@@ -116,9 +116,10 @@ async def measure(settings: RebalanceSettings, model: Path, folder: Path) -> lis
         mesh = MoveMesh(rest, bus, model.name)
         await mesh.join(WORKERS)
         burst = Burst.of(settings, ChatTokenizer.load(model))
-        await play_round(mesh, admin, burst, moves=True, name="warm-up")
+        play = Play(mesh, admin, burst, settings.policy)
+        await play.round(moves=True, name="warm-up")
         busy_s, begin_s = machine_cpu_s() - cpu_s(os.getpid()), asyncio.get_running_loop().time()
-        samples = await _rounds(mesh, admin, burst, QUICK_PAIRS if settings.quick else settings.pairs)
+        samples = await play.rounds(QUICK_PAIRS if settings.quick else settings.pairs)
         others_s = machine_cpu_s() - cpu_s(os.getpid()) - busy_s
     circumstances = {
         "measure": "circumstances",
@@ -129,36 +130,65 @@ async def measure(settings: RebalanceSettings, model: Path, folder: Path) -> lis
     return [circumstances, *samples]
 
 
-async def _rounds(mesh: MoveMesh, admin: MeshClient, burst: Burst, pairs: int) -> list[Sample]:
-    """The pairs, each in the other order than the one before."""
-    samples = []
-    for pair in range(pairs):
-        for moves in (False, True) if pair % 2 == 0 else (True, False):
-            name = f"pair {pair + 1} of {pairs}, moves {'on' if moves else 'off'}"
-            print(name, flush=True)
-            found = await play_round(mesh, admin, burst, moves=moves, name=f"p{pair}-{'on' if moves else 'off'}")
-            samples += [{"measure": "request", "pair": pair, "moves": moves, **sample} for sample in found]
-    return samples
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Rounds on one mesh."""
 
+    mesh: MoveMesh
+    admin: MeshClient
+    burst: Burst
+    policy: PolicyName
 
-async def play_round(mesh: MoveMesh, admin: MeshClient, burst: Burst, *, moves: bool, name: str) -> list[Sample]:
-    """One burst to its end; a sample a request. Raises MoveBenchmarkError."""
-    await admin.change_policy({"migration": {"enabled": moves}})
-    await until_quiet(mesh)
-    before = await moved_requests(admin)
-    loop = asyncio.get_running_loop()
-    opened: list[tuple[MeshStream, int]] = []
-    for number, (prompt, output) in enumerate(zip(burst.prompts, burst.outputs, strict=True)):
-        opened.append((mesh.open(f"{name}-{number}", prompt, output), round(loop.time() * 1e9)))
-        await asyncio.sleep(ARRIVAL_GAP_S)
-    for (stream, _), output in zip(opened, burst.outputs, strict=True):
-        await mesh.finish(stream)
-        await mesh.until_tokens(stream, output)
-    gone = await moved_requests(admin) - before
-    return [
-        sample_of(number, stream, begin_ns, stream.request_id in gone)
-        for number, (stream, begin_ns) in enumerate(opened)
-    ]
+    async def rounds(self, pairs: int) -> list[Sample]:
+        """The pairs, each in the other order than the one before. Raises MoveBenchmarkError."""
+        samples = []
+        for pair in range(pairs):
+            for moves in (False, True) if pair % 2 == 0 else (True, False):
+                print(f"pair {pair + 1} of {pairs}, moves {'on' if moves else 'off'}", flush=True)
+                found = await self.round(moves=moves, name=f"p{pair}-{'on' if moves else 'off'}")
+                samples += [{"measure": "request", "pair": pair, "moves": moves, **sample} for sample in found]
+        return samples
+
+    async def round(self, *, moves: bool, name: str) -> list[Sample]:
+        """One burst to its end; a sample a request."""
+        await until_quiet(self.mesh)
+        before = await moved_requests(self.admin)
+        await self.admin.change_policy({"policy": "round-robin"})
+        opened = await self._send(name)
+        await self.admin.change_policy({"policy": self.policy, "migration": {"enabled": moves}})
+        for (stream, _), output in zip(opened, self.burst.outputs, strict=True):
+            await self.mesh.finish(stream)
+            await self.mesh.until_tokens(stream, output)
+        gone = await moved_requests(self.admin) - before
+        return [
+            sample_of(number, stream, begin_ns, stream.request_id in gone)
+            for number, (stream, begin_ns) in enumerate(opened)
+        ]
+
+    async def _send(self, name: str) -> list[tuple[MeshStream, int]]:
+        """Begin all; returns, with the times of their beginning, when each has been dispatched."""
+        loop = asyncio.get_running_loop()
+        opened = []
+        for number, (prompt, output) in enumerate(zip(self.burst.prompts, self.burst.outputs, strict=True)):
+            opened.append((self.mesh.open(f"{name}-{number}", prompt, output), round(loop.time() * 1e9)))
+            await asyncio.sleep(ARRIVAL_GAP_S)
+        await self._until_placed([stream for stream, _ in opened])
+        return opened
+
+    async def _until_placed(self, streams: Sequence[MeshStream]) -> None:
+        """Until each has an owner. Raises what a client got instead."""
+        try:
+            async with asyncio.timeout(QUIET_S_MAX):
+                while True:
+                    for stream in streams:
+                        if stream.task is not None and stream.task.done():
+                            stream.task.result()
+                    placed = {request.request_id for request in await self.admin.open_requests() if request.owner}
+                    if len(placed | {stream.request_id for stream in streams if stream.output}) == len(streams):
+                        return
+                    await asyncio.sleep(LOOK_S / 4)
+        except TimeoutError:
+            raise MoveBenchmarkError(f"{QUIET_S_MAX} s until all requests are dispatched") from None
 
 
 def sample_of(number: int, stream: MeshStream, begin_ns: int, moved: bool) -> Sample:

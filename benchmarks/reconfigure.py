@@ -26,6 +26,7 @@ from meshift.benchmarks.cpu_time import cpu_s, machine_cpu_s
 from meshift.benchmarks.reconfigure_engine import Clock, Host, Stream, engine_settings
 from meshift.benchmarks.reconfigure_figures import (
     FULL,
+    MODES,
     NO_ASYNC,
     NO_PATCH,
     RESTART,
@@ -57,9 +58,6 @@ SETTLE_TOKENS = 6
 LAST_TOKENS = 24
 """So many must be left of each stream for another change."""
 
-RUN_TOKENS = 260
-"""Of each stream."""
-
 QUICK_LAYERS, QUICK_REPEATS = (1, 6, 14), 2
 PROMPT_WORDS = range(1000, 20_000)
 
@@ -71,6 +69,8 @@ class ReconfigureSettings(BenchmarkSettings):
     layers: tuple[int, ...] = Field((1, 4, 8, 14), description="layers moved at once (--quick: 1, 6, 14)")
     repeats: int = Field(6, ge=1, description="changes of each kind there, and as many back (--quick: 2)")
     streams: int = Field(5, ge=1, description="that run all the time")
+    tokens: int = Field(260, ge=2 * LAST_TOKENS, description="that each stream generates in a run")
+    modes: tuple[str, ...] = Field(MODES, description="what is compared")
     prompt_tokens: int = Field(520, ge=1, description="of each stream")
     link_gbps: float = Field(2.0, gt=0, description="rate of the link between ranks, in 10^9 bits a second")
     threads: int | None = Field(None, ge=1, description="of each rank; without it, half of the cores")
@@ -175,7 +175,8 @@ async def measure(run: Run) -> list[Sample]:
     try:
         await _undisturbed(run, host)
         live_bytes = await _changes(run, host)
-        await _restart(run, host)
+        if RESTART in run.settings.modes:
+            await _restart(run, host)
     finally:
         await host.stop()
     seconds = (run.clock.ms() - began_ms) / 1e3
@@ -198,7 +199,7 @@ async def measure(run: Run) -> list[Sample]:
 def _start(run: Run, host: Host) -> list[Stream]:
     streams = [Stream(prompt) for prompt in run.prompts()]
     for stream in streams:
-        host.submit(stream, RUN_TOKENS)
+        host.submit(stream, run.settings.tokens)
     return streams
 
 
@@ -223,23 +224,24 @@ def _wanted(settings: ReconfigureSettings) -> list[tuple[str, CommitMode, int]]:
         for _ in range(settings.repeats_now)
         for count in settings.layers_now
         for mode, commit in kinds
+        if mode in settings.modes
     ]
 
 
 async def _changes(run: Run, host: Host) -> int:
     """All changes but restarts, in as many runs as it takes; bytes of KV that lived at the first of them."""
-    left, live_bytes = _wanted(run.settings), 0
+    left, live_bytes, tokens = _wanted(run.settings), 0, run.settings.tokens
     while left:
         number, streams = next(run.numbers), _start(run, host)
         await host.reached(streams, [FIRST_TOKENS] * len(streams))
         load = host.engine.load()
         live_bytes = live_bytes or (load.used + load.cached) * TOKEN_BYTES
-        while left and all(len(stream.tokens) < RUN_TOKENS - LAST_TOKENS for stream in streams):
+        while left and all(len(stream.tokens) < tokens - LAST_TOKENS for stream in streams):
             mode, commit, count = left.pop(0)
             for layers in ((EVEN[0] - count, EVEN[1] + count), EVEN):
                 sample = await host.reshape(mode, commit, layers, run.clock)
                 run.samples.append({**sample, "run": number})
-                counts = [min(len(stream.tokens) + SETTLE_TOKENS, RUN_TOKENS) for stream in streams]
+                counts = [min(len(stream.tokens) + SETTLE_TOKENS, tokens) for stream in streams]
                 await host.reached(streams, counts)
         await host.done(streams)
         run.keep(number, FULL, streams)
@@ -257,7 +259,7 @@ async def _restart(run: Run, host: Host) -> None:
     try:
         reached = [len(stream.tokens) for stream in streams]
         for stream in streams:
-            other.submit(stream, RUN_TOKENS)
+            other.submit(stream, run.settings.tokens)
         await other.until(lambda: any(len(s.tokens) > n for s, n in zip(streams, reached, strict=True)))
         ended_ms = run.clock.ms()
         await other.done(streams)

@@ -57,7 +57,8 @@ def measure(settings: ExperimentSettings) -> list[Row]:
     """All cases, one after another, as rows; printed, too."""
     seconds = 3.0 if settings.quick else 10.0
     rows = asyncio.run(_measure(seconds))
-    print_rows(rows)
+    for policy in ("meshift", "central"):
+        print_rows([row for row in rows if row["policy"] == policy])
     return rows
 
 

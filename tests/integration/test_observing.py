@@ -43,7 +43,7 @@ async def test_a_trace_and_metrics_span_all_services(tmp_path: Path) -> None:
 
 async def check_metrics(mesh: MeshProcess) -> None:
     urls = mesh.state().metrics
-    assert set(urls) == {"frontend", "scheduler", "worker-1"}
+    assert set(urls) == {"frontend", "scheduler", "coordinator", "worker-1"}
     texts = {}
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         for name, url in urls.items():
@@ -59,7 +59,7 @@ async def check_metrics(mesh: MeshProcess) -> None:
     assert values["meshift_dispatches_total", ("decision", "fits")] == 1
     assert values["meshift_requests_ended_total", ("instance_id", "worker-1"), ("reason", "length")] == 1
     services = {dict(key[1:])["service"] for key in values if key[0] == "meshift_bus_received_total"}
-    assert services == {"frontend", "scheduler", "worker"}
+    assert services == {"frontend", "scheduler", "coordinator", "worker"}
 
 
 def check_trace(trace_file: Path) -> None:

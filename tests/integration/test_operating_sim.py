@@ -32,7 +32,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshPr
     folder = models_folder() / SMALL_MODEL
     if not (folder / "config.json").exists():
         pytest.skip("the small model isn't prepared: `meshift model prepare smollm2`")
-    up = ("--engine", "sim", "--workers", "2", "--model", str(folder))
+    up = ("--engine", "sim", "--workers", "2", "--pp", "2", "--model", str(folder))
     async with running_mesh(tmp_path_factory.mktemp("sim"), *up, settings={"MESHIFT_SIM_SPEED": "2"}) as running:
         yield running
 
@@ -67,7 +67,7 @@ async def meshift(state_dir: Path, *arguments: str) -> tuple[int, str]:
 
 async def test_a_stream_is_moved_by_hand(mesh: MeshProcess, rest: httpx.AsyncClient, admin: MeshClient) -> None:
     """One of two that ask for the same."""
-    chat = chat_of(SMALL_MODEL, "the sea", 900)
+    chat = chat_of(SMALL_MODEL, "the sea", 1800)
     streams = [StreamedChat(), StreamedChat()]
     reading = [asyncio.create_task(stream_chat(rest, chat, into=stream)) for stream in streams]
 
@@ -90,6 +90,33 @@ async def test_a_stream_is_moved_by_hand(mesh: MeshProcess, rest: httpx.AsyncCli
     assert moved.finish_reason == "length"
     status, text = await meshift(mesh.state_dir, "move", request_id)
     assert (status, "no open request" in text) == (1, True)
+    await until_quiet(admin)
+
+
+async def test_an_instance_changes_shape_by_hand(mesh: MeshProcess, rest: httpx.AsyncClient, admin: MeshClient) -> None:
+    """Both instances, one after the other, while the same is asked of each."""
+    chat = chat_of(SMALL_MODEL, "the mountains", 1800)
+    streams = [StreamedChat(), StreamedChat()]
+    reading = [asyncio.create_task(stream_chat(rest, chat, into=stream)) for stream in streams]
+
+    async def begun() -> bool:
+        return all(len(stream.times_s) > 5 for stream in streams)
+
+    await until(begun, "some text", DEADLINE_S)
+    status, text = await meshift(mesh.state_dir, "reconfigure", "worker-1", "17,15")
+    assert (status, "16/16 or 20/12" in text) == (1, True), text
+    status, text = await meshift(mesh.state_dir, "reconfigure", "worker-1", "20,12", "--dry-run")
+    assert (status, text.splitlines()[0]) == (0, "16/16 -> 20/12 layers, epoch 0")
+    status, text = await meshift(mesh.state_dir, "reconfigure", "worker-1", "20,12")
+    assert status == 0, text
+    assert "worker-1: 20/12 layers, epoch 1" in text
+    first, second = await asyncio.gather(*reading)
+    assert (first.text, first.finish_reason) == (second.text, second.finish_reason)
+    refused, ended = (await admin.reconfigurations("worker-1")).ended
+    assert str(refused.outcome) == "refused"
+    assert str(ended.outcome) == "committed"
+    layers = {item.load.owner.instance_id: item.load.layers for item in await admin.instances()}
+    assert layers == {"worker-1": (20, 12), "worker-2": (16, 16)}
     await until_quiet(admin)
 
 

@@ -22,6 +22,7 @@ from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings
 from tests.support.moving_mesh import until, until_quiet, until_ready
 
 pytestmark = [
+    pytest.mark.soak,
     pytest.mark.sglang,
     pytest.mark.nats,
     pytest.mark.timeout(300),

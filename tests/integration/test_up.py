@@ -182,7 +182,7 @@ async def test_a_killed_mesh_leaves_no_process(tmp_path: Path) -> None:
     async with running_up(tmp_path) as up:
         await up.until_line(r"^ready ")
         pids = list(up.state().pids.values())
-        assert len(pids) == 3
+        assert len(pids) == 4
         with contextlib.ExitStack() as stack:
             gone = [stack.enter_context(watched(pid)) for pid in pids]
             up.process.kill()

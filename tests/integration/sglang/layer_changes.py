@@ -32,7 +32,7 @@ async def now(rig: Rig) -> LayoutNow:
 async def begin(rig: Rig, layers: Sequence[int], **fields: Any) -> LayoutChange:
     """A change to so many layers a stage."""
     epoch = (await now(rig)).layout.epoch
-    change = LayoutChange(f"change-{next(_numbers)}", epoch, split_of(tuple(layers)), **fields)
+    change = LayoutChange(f"reshape-{next(_numbers)}", epoch, split_of(tuple(layers)), **fields)
     await reconfigurable(rig).begin_layout(change)
     return change
 

@@ -195,6 +195,7 @@ async def test_a_greater_priority_goes_first(base: Rig) -> None:
     assert order == [1, 2, 0]
 
 
+@pytest.mark.soak
 async def test_what_waits_for_what_others_may_come_to_is_told_of(base: Rig) -> None:
     """Its prompt would fit many times; SGLang wants room for all of its output."""
     runs = submit(base, base.prompt(100), max_new_tokens=900)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,6 +158,7 @@ def test_a_frontend_that_can_not_wait_always_gets_an_owner() -> None:
     assert chosen(loads, 450, policy=settings(dispatch={"hold": False, "margin_steps": 0})) == "b"
 
 
+@hypothesis.settings(deadline=None)
 @given(instances(), st.integers(1, 1000), st.integers(0, 50), st.sampled_from(POLICIES))
 def test_whatever_the_loads(loads: list[InstanceObservation], demand: int, turn: int, policy: PolicyName) -> None:
     policy_settings = settings(policy)
@@ -168,7 +170,7 @@ def test_whatever_the_loads(loads: list[InstanceObservation], demand: int, turn:
     if decision.owner is None:
         assert policy == "meshift"
         assert not fitting
-        assert all(item.waiting >= 1 for item in loads)
+        assert sum(item.waiting > 0 for item in loads) >= policy_settings.dispatch.queues_of(len(loads))
     elif policy == "meshift" and fitting:
         assert by_owner[decision.owner] in fitting
     elif policy in ("llumnix", "llumnix-base"):

@@ -225,17 +225,27 @@ def test_the_newest_scheduler_is_obeyed_and_only_here() -> None:
     virtual_time.run(main())
 
 
-def test_one_that_waits_goes_as_it_is_and_only_the_head() -> None:
+def test_one_that_waits_goes_as_it_is_the_first_that_fits() -> None:
     async def main() -> None:
         requests = [record("runs", 100), record("head", 200, 0), record("next", 50, 0), record("prefill", 10, 0)]
         engine = SizedFakeEngine(requests, sizes={"runs": 101, "head": 0, "next": 0, "prefill": None})
         rig = Rig(*requests, engine=engine)
-        rig.pair(waiting=True, tokens_max=199)
+        rig.pair(waiting=True, tokens_max=49)
         assert rig.moves.names == []
         rig.pair(waiting=True, tokens_max=300)
         assert rig.moves.names == ["head"]
         await rig.moves.end(MoveOutcome.MOVED)
-        assert rig.moves.names == ["head"], "the next head is the next round's"
+        assert rig.moves.names == ["head"], "the next one is the next round's"
+
+    virtual_time.run(main())
+
+
+def test_one_that_a_head_blocks_goes_where_the_head_has_no_room() -> None:
+    async def main() -> None:
+        requests = [record("head", 200, 0), record("next", 50, 0)]
+        rig = Rig(*requests, engine=SizedFakeEngine(requests, sizes={"head": 0, "next": 0}))
+        rig.pair(waiting=True, tokens_max=199)
+        assert rig.moves.names == ["next"]
 
     virtual_time.run(main())
 
