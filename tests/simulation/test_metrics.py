@@ -7,7 +7,9 @@ import pytest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
+from meshift.backends.sim.pipeline import SimPipeline
 from meshift.schemas.errors import NotFound
+from meshift.services.coordinator.metrics import CoordinatorCollector
 from meshift.services.exposition import BusCollector, Exposition
 from meshift.services.frontend.api import GenerateRequest
 from meshift.services.frontend.http.observing import HttpCounters
@@ -16,12 +18,19 @@ from meshift.services.scheduler.metrics import SchedulerCollector
 from meshift.services.simulation.mesh import SimulatedMesh
 from meshift.services.worker.metrics import WorkerCollector
 from meshift.tracing.metrics import METRICS
-from tests.support.mesh_kit import play, read, request
+from tests.support import mesh_kit
+from tests.support.mesh_kit import read, request
+
+
+def play(scenario: mesh_kit.Scenario) -> None:
+    """In a mesh of pipelines, which has a coordinator."""
+    mesh_kit.play(scenario, pipeline=SimPipeline.even(2, 32))
 
 
 def expositions(mesh: SimulatedMesh) -> dict[str, Exposition]:
     """Of several services in this one process."""
     assert mesh.scheduler is not None
+    assert mesh.coordinator is not None
     http = HttpCounters()
     http.answered("/v1/models", 200, 0.01)
     result = {
@@ -30,6 +39,7 @@ def expositions(mesh: SimulatedMesh) -> dict[str, Exposition]:
             BusCollector("frontend", mesh.frontends["frontend-0"]._bus.counters),
         ),
         "scheduler": Exposition(SchedulerCollector(mesh.scheduler)),
+        "coordinator": Exposition(CoordinatorCollector(mesh.coordinator)),
     }
     return result | {name: Exposition(WorkerCollector(node.core)) for name, node in mesh.workers.items()}
 
