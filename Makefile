@@ -25,7 +25,7 @@ up: setup
 	@exec $(BIN)/meshift up $(ARGS)
 
 test: setup
-	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder $(ARGS)
 
 check: setup
 	@failed=; \
