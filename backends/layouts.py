@@ -23,7 +23,7 @@ from typing import Protocol, runtime_checkable
 
 from meshift.backends.base import ResizableEngine
 from meshift.kv_memory.layout import KvLayout
-from meshift.schemas.layouts import CommitMode, LayoutFlags, LayoutRefusal
+from meshift.schemas.layouts import CommitMode, LayoutFlags, LayoutRefusal, StageProgress, StagesInProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +100,7 @@ class LayoutChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StageProgress:
-    """How far a stage that gets layers is: a destination."""
-
-    stage: int
-    layers: int
-    """That it gets."""
-    layers_loaded: int
-    """Of these, whose weights are there."""
-    lag_tokens: int
-    """T_sched - T_applied (the least of its sources): what was scheduled less what was applied here, by the watermark
-    of the last patch. Before the first round is applied: all of T_sched, and at least 1."""
-    byte_count: int = 0
-    """Of KV that was applied."""
-    rounds: int = 0
-    """The first one, of all live slots, and patches."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutProgress:
+class LayoutProgress(StagesInProgress):
     """How far a change is."""
 
     change_id: str
@@ -128,16 +110,6 @@ class LayoutProgress:
     """T_sched: grows with every token whose KV is written."""
     failure: str = ""
     """What broke; only `abort_layout` is left then."""
-
-    @property
-    def weights_loaded(self) -> bool:
-        """Of all destinations."""
-        return all(stage.layers_loaded == stage.layers for stage in self.stages)
-
-    @property
-    def lag_tokens(self) -> int:
-        """Of the destination that is furthest behind."""
-        return max((stage.lag_tokens for stage in self.stages), default=0)
 
 
 @dataclass(frozen=True, slots=True)

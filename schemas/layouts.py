@@ -45,6 +45,41 @@ class LayoutFlags(Part):
     """Stop and start: the commit loads everything anew, and requests are computed again."""
 
 
+class StageProgress(Part):
+    """How far a stage that gets layers is: a destination."""
+
+    stage: Count
+    layers: Count
+    """That it gets."""
+    layers_loaded: Count
+    """Of these, whose weights are there."""
+    lag_tokens: Count
+    """T_sched - T_applied (the least of its sources): what was scheduled less what was applied here, by the watermark
+    of the last patch. Before the first round is applied: all of T_sched, and at least 1."""
+    byte_count: Count = 0
+    """Of KV that was applied."""
+    rounds: Count = 0
+    """The first one, of all live slots, and patches."""
+
+
+class StagesInProgress:
+    """What holds of all `stages` that get layers."""
+
+    __slots__ = ()
+
+    stages: tuple[StageProgress, ...]
+
+    @property
+    def weights_loaded(self) -> bool:
+        """Everywhere."""
+        return all(stage.layers_loaded == stage.layers for stage in self.stages)
+
+    @property
+    def lag_tokens(self) -> int:
+        """Of the stage that is furthest behind."""
+        return max((stage.lag_tokens for stage in self.stages), default=0)
+
+
 class LayoutRefusal(StrEnum):
     """Why a change can't begin, or go on."""
 

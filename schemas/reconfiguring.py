@@ -25,6 +25,8 @@ from meshift.schemas.layouts import (
     LayoutRefusal,
     Reason,
     Split,
+    StageProgress,
+    StagesInProgress,
 )
 
 # ---- coordinator and worker
@@ -84,18 +86,7 @@ class LayoutOrders(Part):
     """From the begin to the commit."""
 
 
-class StageAdvance(Part):
-    """How far a stage that gets layers is."""
-
-    stage: Count
-    layers: Count
-    layers_loaded: Count
-    lag_tokens: Count
-    byte_count: Count = 0
-    rounds: Count = 0
-
-
-class ChangeStatus(Part):
+class ChangeStatus(Part, StagesInProgress):
     """A change, as its worker sees it."""
 
     change_id: ChangeId
@@ -104,7 +95,7 @@ class ChangeStatus(Part):
     capacity_before: Count
     left_s: float
     """Until its deadline; of no matter once it is being committed."""
-    stages: tuple[StageAdvance, ...] = ()
+    stages: tuple[StageProgress, ...] = ()
     """Those that get layers."""
     scheduled_tokens: Count = 0
     committed: CommitMode | None = None
@@ -119,16 +110,6 @@ class ChangeStatus(Part):
     """Once it has ended: afterwards."""
     refusal: LayoutRefusal | None = None
     reason: Reason = ""
-
-    @property
-    def weights_loaded(self) -> bool:
-        """Everywhere."""
-        return all(stage.layers_loaded == stage.layers for stage in self.stages)
-
-    @property
-    def lag_tokens(self) -> int:
-        """Of the stage that is furthest behind."""
-        return max((stage.lag_tokens for stage in self.stages), default=0)
 
 
 class LayoutAsk(Message):

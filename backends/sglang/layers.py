@@ -23,7 +23,6 @@ from meshift.backends.layouts import (
     LayoutProgress,
     LayoutRefused,
     StageMemory,
-    StageProgress,
 )
 from meshift.backends.sglang import wire_layers as wire
 from meshift.backends.sglang.instance import RankInstance
@@ -34,7 +33,7 @@ from meshift.backends.sglang.settings import SglangSettings
 from meshift.backends.sglang.wire import RankReady
 from meshift.backends.sglang.wire_moves import TargetAddress
 from meshift.kv_memory.layout import KvLayout
-from meshift.schemas.layouts import CommitMode, LayoutRefusal
+from meshift.schemas.layouts import CommitMode, LayoutRefusal, StageProgress
 
 SETTLE_TIMEOUT_S = 120.0
 ENDED_MAX = 64

@@ -40,12 +40,12 @@ def part_of(index: int, pair: Pair, rank: int) -> wire.PairPart:
 
 
 def to_wire(address: Address) -> wire.TargetAddress:
-    """For the ranks."""
+    """Between worker and ranks."""
     return wire.TargetAddress(scheme=address.scheme, location=address.location, rank=address.rank, token=address.token)
 
 
 def from_wire(address: wire.TargetAddress) -> Address:
-    """From the ranks."""
+    """The other way."""
     return Address(address.scheme, address.location, address.rank, address.token)
 
 

@@ -12,7 +12,6 @@ from meshift.backends.layouts import (
     LayoutNow,
     LayoutProgress,
     LayoutRefused,
-    StageProgress,
 )
 from meshift.backends.sim.accounting import scheduled
 from meshift.backends.sim.clock import NANOSECONDS, Clock
@@ -22,7 +21,7 @@ from meshift.backends.sim.lifecycle import RequestState
 from meshift.backends.sim.pipeline import SimPipeline, Timing
 from meshift.backends.sim.resizing import Resizing
 from meshift.kv_memory.layout import KvLayout, Range
-from meshift.schemas.layouts import CommitMode, LayoutRefusal, split_of
+from meshift.schemas.layouts import CommitMode, LayoutRefusal, StageProgress, split_of
 
 ENDED_KEPT = 16
 

@@ -13,9 +13,4 @@ def is_close(change: ChangeStatus, running: int) -> bool:
         return True
     if not flags.no_async and not change.weights_loaded:
         return False
-    return flags.no_patch or lag_of(change) < max(change.orders.tau_tokens, STEPS * running)
-
-
-def lag_of(change: ChangeStatus) -> int:
-    """Tokens that lag at the destination that is furthest behind; of one that nothing was applied at yet, all."""
-    return max((stage.lag_tokens for stage in change.stages), default=0)
+    return flags.no_patch or change.lag_tokens < max(change.orders.tau_tokens, STEPS * running)

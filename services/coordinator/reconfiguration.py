@@ -17,7 +17,7 @@ from meshift.schemas.reconfiguring import (
     WorkerPhase,
 )
 from meshift.services.coordinator.context import Context
-from meshift.services.coordinator.convergence import is_close, lag_of
+from meshift.services.coordinator.convergence import is_close
 from meshift.services.coordinator.planner import plan_change
 from meshift.services.coordinator.record import Record
 from meshift.services.coordinator.table import AT_WORKER, FINAL, GIVES_UP, TRANSITIONS, Event, State, next_state
@@ -203,7 +203,7 @@ class Reconfiguration:
         event = self._where(await self._context.ask(self._owner, self.change_id))
         change = self._record.change
         if change is not None and change.phase is WorkerPhase.COPYING and change.stages:
-            lag = lag_of(change)
+            lag = change.lag_tokens
             self._record.look(self._context.now_s(), lag)
             self._trace.look(change, lag)
         return event

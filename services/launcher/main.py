@@ -8,13 +8,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from meshift.schemas.errors import PeerTimeout
+from meshift.services.bus_process import until_stopped
 from meshift.services.launcher.base import LauncherError, LaunchSpec
 from meshift.services.launcher.compose import ComposeLauncher, ComposeProject
 from meshift.services.launcher.service import LauncherOptions, LauncherService
 from meshift.services.process import (
     EXIT_FAILED,
-    EXIT_UNAVAILABLE,
     ServiceSettings,
     StopSignal,
     configure_logging,
@@ -96,14 +95,7 @@ async def run(settings: LauncherSettings) -> int:
         say=say,
     )
     try:
-        await stop.unless_stopped(service.start())
-        if not stop.caught:
-            say(f"launcher {settings.launcher_id} is ready")
-        await stop.wait()
-    except PeerTimeout as error:
-        logger.error("launcher %s can't join the bus: %s", settings.launcher_id, error)
-        return EXIT_UNAVAILABLE
+        return await until_stopped(service.start(), stop, f"launcher {settings.launcher_id}", logger)
     finally:
         await service.stop()
         await launcher.close()
-    return 0

@@ -1,8 +1,6 @@
 """`meshift calibrate` as a user runs it: it starts an instance, measures it, and ends it."""
 
-import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from meshift.services.calibration.file import load_calibration
 from meshift.services.calibration.record import Record
 from meshift.services.cli.model import SMALL_MODEL
 from meshift.services.cli.paths import models_folder
+from tests.support.processes import run_meshift
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
 
@@ -19,19 +18,8 @@ DEADLINE_S = 120.0
 
 async def calibrate(*arguments: str) -> tuple[int, str]:
     """Its exit status and output."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "meshift.services.cli", "calibrate", *arguments,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "MESHIFT_SIM_SPEED": "10", "MESHIFT_CAPACITY_TOKENS": "3200"},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    environment = {**os.environ, "MESHIFT_SIM_SPEED": "10", "MESHIFT_CAPACITY_TOKENS": "3200"}
+    return await run_meshift("calibrate", *arguments, deadline_s=DEADLINE_S, environment=environment)
 
 
 async def test_a_simulated_instance_is_started_measured_and_ended(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ under load."""
 import asyncio
 import json
 import random
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from meshift.schemas.errors import MoveDeclined
 from meshift.services.cli.model import SMALL_MODEL
 from meshift.services.cli.paths import models_folder
 from tests.support.moving_mesh import Load, Mover, in_background, mixed_chats, resumes, until, until_quiet, until_ready
+from tests.support.processes import run_meshift
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -51,18 +51,7 @@ async def admin(mesh: MeshProcess) -> AsyncIterator[MeshClient]:
 
 async def meshift(state_dir: Path, *arguments: str) -> tuple[int, str]:
     """Run a command; its exit status and output."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "meshift.services.cli", *arguments, "--state-dir", str(state_dir),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(2 * DEADLINE_S):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    return await run_meshift(*arguments, "--state-dir", str(state_dir), deadline_s=2 * DEADLINE_S)
 
 
 async def test_a_stream_is_moved_by_hand(mesh: MeshProcess, rest: httpx.AsyncClient, admin: MeshClient) -> None:

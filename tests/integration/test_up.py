@@ -16,7 +16,7 @@ from meshift.services.cli.model import SMALL_MODEL
 from meshift.services.cli.paths import models_folder
 from meshift.services.cli.state import ClusterState, read_state
 from meshift.services.cli.up import until_serving
-from tests.support.processes import watched
+from tests.support.processes import run_meshift, watched
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
 
@@ -89,15 +89,7 @@ async def running_up(
 
 async def meshift(state_dir: Path, *arguments: str) -> tuple[int, str]:
     """Run another command; its exit status and output."""
-    process = await asyncio.create_subprocess_exec(
-        *MESHIFT, *arguments,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env=environment(state_dir),
-    )  # fmt: skip
-    async with asyncio.timeout(DEADLINE_S):
-        output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    return await run_meshift(*arguments, deadline_s=DEADLINE_S, environment=environment(state_dir))
 
 
 async def test_a_mesh_from_start_to_end(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Waits for processes that aren't children of the test."""
+"""Processes: the command, run to its end; and those that aren't children of the test, waited for."""
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 
 
 @contextlib.contextmanager
@@ -23,3 +24,22 @@ def watched(pid: int) -> Iterator[asyncio.Event]:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+async def run_meshift(
+    *arguments: str, deadline_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run `meshift` as a user does, in this environment if no other is given; its exit status and output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "meshift.services.cli", *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env=environment,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(deadline_s):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, output.decode()

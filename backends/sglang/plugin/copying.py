@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from meshift.backends.sglang import wire_moves as wire
+from meshift.backends.sglang.pairs import from_wire
 from meshift.backends.sglang.plugin.data_plane import DataPlane, Round
 from meshift.backends.sglang.plugin.kv import RankKv
 from meshift.kv_memory.data_thread import CHECKSUM_LATER
@@ -22,7 +23,7 @@ from meshift.kv_memory.endpoint import KvReader
 from meshift.kv_memory.hashing import kv_hash
 from meshift.kv_memory.rectangle import Rectangle
 from meshift.kv_memory.staging import StagingBuffer
-from meshift.kv_memory.transport.base import Address, Patch
+from meshift.kv_memory.transport.base import Patch
 
 PIECE_BYTES_MAX = 4 << 20
 """Gathered at once: a millisecond's work. Smaller ones would cost more in messages than they bring."""
@@ -195,7 +196,7 @@ class Copy:
         for target, rectangle, payload in staged:
             view = payload.view if isinstance(payload, StagingBuffer) else payload
             patch = Patch(target.part.transfer_id, watermark, self._generation, rectangle, view, CHECKSUM_LATER)
-            self._data.send(self._round, _address(target.address), patch, partial(applied, payload))
+            self._data.send(self._round, from_wire(target.address), patch, partial(applied, payload))
 
 
 def row_reader(kv: RankKv, scheduler: Any, req: Any, start: int = 0, end: int | None = None) -> RowReader:
@@ -203,10 +204,6 @@ def row_reader(kv: RankKv, scheduler: Any, req: Any, start: int = 0, end: int | 
     stop = req.kv.kv_allocated_len if end is None else end
     row = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, start:stop]
     return RowReader(kv, row.to(torch.int64, copy=True), start)
-
-
-def _address(address: wire.TargetAddress) -> Address:
-    return Address(address.scheme, address.location, address.rank, address.token)
 
 
 def _release(payload: StagingBuffer | memoryview) -> None:

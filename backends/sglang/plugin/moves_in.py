@@ -8,13 +8,13 @@ import torch
 from meshift.backends.base import Refusal
 from meshift.backends.sglang import wire as commands
 from meshift.backends.sglang import wire_moves as wire
+from meshift.backends.sglang.pairs import to_wire
 from meshift.backends.sglang.plugin import grammar, requests
 from meshift.backends.sglang.plugin.batches import Batches
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv
 from meshift.backends.sglang.plugin.receiving import Receiver, Reservation
 from meshift.backends.sglang.plugin.reservations import Reservations
-from meshift.kv_memory.transport.base import Address
 from meshift.schemas.base import unpack_tokens
 
 if TYPE_CHECKING:
@@ -188,13 +188,9 @@ class MovesIn:
                 receiver = Receiver(part, reservation, self._kv, tell)
                 reservation.receivers.append(receiver)
                 address = self._data.open_transfer(part.transfer_id, receiver.apply)
-                opened.append((part.pair, _on_wire(address)))
+                opened.append((part.pair, to_wire(address)))
         return opened
 
     def _close_transfers(self, reservation: Reservation) -> None:
         for receiver in reservation.receivers:
             self._data.close_transfer(receiver.part.transfer_id)
-
-
-def _on_wire(address: Address) -> wire.TargetAddress:
-    return wire.TargetAddress(scheme=address.scheme, location=address.location, rank=address.rank, token=address.token)

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from meshift.backends.base import KvResized
 from meshift.backends.layouts import LayoutCommitted, LayoutEnd, LayoutNow, LayoutRefused, ReconfigurableEngine
-from meshift.schemas.layouts import LayoutRefusal
-from meshift.schemas.reconfiguring import ChangeStatus, LayoutOrders, LayoutStep, StageAdvance, WorkerPhase
+from meshift.schemas.layouts import LayoutRefusal, StageProgress
+from meshift.schemas.reconfiguring import ChangeStatus, LayoutOrders, LayoutStep, WorkerPhase
 from meshift.services.worker.layouts.context import LayoutContext
-from meshift.services.worker.layouts.facts import advances_of, change_of
+from meshift.services.worker.layouts.facts import change_of
 from meshift.services.worker.layouts.table import ACCEPTED, FINAL, RESTING, ChangeEvent, next_phase
 from meshift.services.worker.moves.wire import shortened
 
@@ -61,7 +61,7 @@ class Change:
         self._resting = asyncio.Event()
         """It waits for an order, or has ended."""
         self._final = asyncio.Event()
-        self._stages: tuple[StageAdvance, ...] = ()
+        self._stages: tuple[StageProgress, ...] = ()
         self._scheduled = 0
         self._committed: LayoutCommitted | None = None
         self._moves_waited_ns = 0
@@ -126,7 +126,7 @@ class Change:
         except (*Failures, LayoutRefused) as error:
             logger.debug("%s: no progress known: %s", self.change_id, error)
             return
-        self._stages, self._scheduled = advances_of(progress), progress.scheduled_tokens
+        self._stages, self._scheduled = progress.stages, progress.scheduled_tokens
         if progress.failure:
             self.give_up(LayoutRefusal.BROKEN, progress.failure)
 

@@ -1,9 +1,9 @@
 """Between what engines say of layouts and messages."""
 
 from meshift.backends.base import EngineLoad
-from meshift.backends.layouts import LayoutChange, LayoutNow, LayoutProgress
+from meshift.backends.layouts import LayoutChange, LayoutNow
 from meshift.schemas.layouts import LayoutFacts, StageFacts
-from meshift.schemas.reconfiguring import LayoutOrders, StageAdvance
+from meshift.schemas.reconfiguring import LayoutOrders
 
 
 def facts_of(now: LayoutNow, load: EngineLoad) -> LayoutFacts:
@@ -20,21 +20,6 @@ def facts_of(now: LayoutNow, load: EngineLoad) -> LayoutFacts:
             StageFacts(budget=stage.budget, reserve=stage.reserve, layer_weights=stage.layer_weights, block=stage.block)
             for stage in now.stages
         ),
-    )
-
-
-def advances_of(progress: LayoutProgress) -> tuple[StageAdvance, ...]:
-    """For a message."""
-    return tuple(
-        StageAdvance(
-            stage=stage.stage,
-            layers=stage.layers,
-            layers_loaded=stage.layers_loaded,
-            lag_tokens=max(0, stage.lag_tokens),
-            byte_count=stage.byte_count,
-            rounds=stage.rounds,
-        )
-        for stage in progress.stages
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from meshift.schemas.layouts import LayoutFlags
-from meshift.services.coordinator.convergence import is_close, lag_of
+from meshift.services.coordinator.convergence import is_close
 from tests.unit.schemas.samples import CHANGE, ORDERS
 
 
@@ -27,5 +27,5 @@ def test_close(lag: int, loaded: int, running: int, flags: LayoutFlags, close: b
     ]
     orders = ORDERS.model_copy(update={"tau_tokens": 50, "flags": flags})
     change = CHANGE.model_copy(update={"stages": (near, far), "orders": orders})
-    assert lag_of(change) == lag
+    assert change.lag_tokens == lag
     assert is_close(change, running) is close

@@ -1,12 +1,7 @@
 """Both tables of a reconfiguration, the coordinator's and the worker's: every pair, and what must hold of the whole."""
 
-from collections.abc import Mapping
-from enum import StrEnum
-from typing import Any
-
 import pytest
 
-from meshift.schemas.errors import InternalError
 from meshift.schemas.reconfiguring import LayoutStep, ReconfigureOutcome, WorkerPhase
 from meshift.services.coordinator import table as coordinator
 from meshift.services.coordinator.record import OUTCOMES
@@ -14,6 +9,7 @@ from meshift.services.coordinator.table import AT_WORKER, Event, State
 from meshift.services.coordinator.traces import PHASES
 from meshift.services.worker.layouts import change, table
 from meshift.services.worker.layouts.table import ChangeEvent
+from tests.support.tables import check_pair, reachable
 
 _P = WorkerPhase
 
@@ -21,32 +17,13 @@ _P = WorkerPhase
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("event", Event)
 def test_every_pair_of_the_coordinator(state: State, event: Event) -> None:
-    if (state, event) in coordinator.TRANSITIONS:
-        assert coordinator.next_state(state, event) is coordinator.TRANSITIONS[state, event]
-    else:
-        with pytest.raises(InternalError):
-            coordinator.next_state(state, event)
+    check_pair(coordinator.TRANSITIONS, coordinator.next_state, state, event)
 
 
 @pytest.mark.parametrize("phase", WorkerPhase)
 @pytest.mark.parametrize("event", ChangeEvent)
 def test_every_pair_of_the_worker(phase: WorkerPhase, event: ChangeEvent) -> None:
-    if (phase, event) in table.TRANSITIONS:
-        assert table.next_phase(phase, event) is table.TRANSITIONS[phase, event]
-    else:
-        with pytest.raises(InternalError):
-            table.next_phase(phase, event)
-
-
-def reachable(transitions: Mapping[tuple[Any, Any], StrEnum], start: StrEnum) -> set[StrEnum]:
-    found: set[StrEnum] = set()
-    left = [start]
-    while left:
-        state = left.pop()
-        if state not in found:
-            found.add(state)
-            left += [after for (before, _), after in transitions.items() if before is state]
-    return found
+    check_pair(table.TRANSITIONS, table.next_phase, phase, event)
 
 
 def test_a_reconfiguration_always_can_end() -> None:

@@ -97,7 +97,7 @@ ORDERS = reconfiguring.LayoutOrders(
 CHANGE = reconfiguring.ChangeStatus(
     change_id="c1", phase=reconfiguring.WorkerPhase.COPYING, orders=ORDERS, capacity_before=160, left_s=1.5,
     stages=(
-        reconfiguring.StageAdvance(stage=1, layers=4, layers_loaded=2, lag_tokens=9, byte_count=8, rounds=2),
+        layouts.StageProgress(stage=1, layers=4, layers_loaded=2, lag_tokens=9, byte_count=8, rounds=2),
     ),
     scheduled_tokens=99, committed=layouts.CommitMode.LAG, stop_ns=(1, 2), last_patch_tokens=3, last_patch_bytes=4,
     moves_waited_ns=5, epoch=4, refusal=layouts.LayoutRefusal.BUSY, reason="r",

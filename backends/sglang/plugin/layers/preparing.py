@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from meshift.backends.sglang import wire_layers as wire
+from meshift.backends.sglang.pairs import from_wire, to_wire
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import RankKv
 from meshift.backends.sglang.plugin.layers.change import Change
@@ -10,9 +11,7 @@ from meshift.backends.sglang.plugin.layers.copying import LayerCopy, PairCopy
 from meshift.backends.sglang.plugin.layers.receiving import LayerReceiver
 from meshift.backends.sglang.plugin.layers.rows import LayerRows, Slots
 from meshift.backends.sglang.plugin.layers.scheduled import Scheduled
-from meshift.backends.sglang.wire_moves import TargetAddress
 from meshift.kv_memory.arena import ArenaExhausted
-from meshift.kv_memory.transport.base import Address
 from meshift.schemas.layouts import LayoutRefusal
 
 if TYPE_CHECKING:
@@ -52,13 +51,13 @@ class Preparation:
             receiver = LayerReceiver(pair, rows, change.arrived)
             address = self._data.open_transfer(pair.transfer_id, receiver.apply)
             change.receivers.append(receiver)
-            opened.append((index, _to_wire(address)))
+            opened.append((index, to_wire(address)))
         self._agent.answer(wire.LayersOpened, command.nonce, addresses=opened)
 
     def send(self, change: Change, command: wire.SendLayers) -> None:
         """Begin to copy what this rank gives."""
         outgoing = [
-            (pair, _from_wire(address))
+            (pair, from_wire(address))
             for pair, address in zip(change.command.pairs, command.addresses, strict=True)
             if pair.source == self._agent.rank
         ]
@@ -105,11 +104,3 @@ class Preparation:
     @property
     def _pool(self) -> Any:
         return self._scheduler.token_to_kv_pool_allocator.get_kvcache()
-
-
-def _to_wire(address: Address) -> TargetAddress:
-    return TargetAddress(scheme=address.scheme, location=address.location, rank=address.rank, token=address.token)
-
-
-def _from_wire(address: TargetAddress) -> Address:
-    return Address(address.scheme, address.location, address.rank, address.token)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from meshift.schemas.errors import InternalError
 from meshift.schemas.moves import MoveOutcome
 from meshift.services.worker.moves import destination_table, source_table
 from meshift.services.worker.moves.destination_table import DestinationEvent, DestinationState
 from meshift.services.worker.moves.source import OUTCOMES
 from meshift.services.worker.moves.source_table import DEADLINE_HOLDS, END_HOLDS, FINAL, SourceEvent, SourceState
+from tests.support.tables import check_pair, reachable
 
 _S, _E = SourceState, SourceEvent
 _D, _F = DestinationState, DestinationEvent
@@ -16,37 +16,19 @@ _D, _F = DestinationState, DestinationEvent
 @pytest.mark.parametrize("state", SourceState)
 @pytest.mark.parametrize("event", SourceEvent)
 def test_every_pair_of_the_source(state: SourceState, event: SourceEvent) -> None:
-    if (state, event) in source_table.TRANSITIONS:
-        assert source_table.next_state(state, event) is source_table.TRANSITIONS[state, event]
-    else:
-        with pytest.raises(InternalError):
-            source_table.next_state(state, event)
+    check_pair(source_table.TRANSITIONS, source_table.next_state, state, event)
 
 
 @pytest.mark.parametrize("state", DestinationState)
 @pytest.mark.parametrize("event", DestinationEvent)
 def test_every_pair_of_the_destination(state: DestinationState, event: DestinationEvent) -> None:
-    if (state, event) in destination_table.TRANSITIONS:
-        assert destination_table.next_state(state, event) is destination_table.TRANSITIONS[state, event]
-    else:
-        with pytest.raises(InternalError):
-            destination_table.next_state(state, event)
-
-
-def reachable(start: SourceState) -> set[SourceState]:
-    found, left = set(), [start]
-    while left:
-        state = left.pop()
-        if state not in found:
-            found.add(state)
-            left += [after for (before, _), after in source_table.TRANSITIONS.items() if before is state]
-    return found
+    check_pair(destination_table.TRANSITIONS, destination_table.next_state, state, event)
 
 
 def test_a_move_always_can_end() -> None:
-    assert reachable(_S.CHOOSING) == set(SourceState)
+    assert reachable(source_table.TRANSITIONS, _S.CHOOSING) == set(SourceState)
     for state in SourceState:
-        assert reachable(state) & FINAL
+        assert reachable(source_table.TRANSITIONS, state) & FINAL
     assert set(OUTCOMES) == FINAL
     assert set(OUTCOMES.values()) == set(MoveOutcome)
 
