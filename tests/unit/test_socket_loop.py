@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 def run(scenario: Coroutine[Any, Any, ResultT]) -> ResultT:
     with asyncio.Runner(loop_factory=SocketLoop) as runner:
-        return runner.run(scenario())
+        return runner.run(scenario)
 
 
 def test_timers_come_in_order_and_take_no_time() -> None:
