@@ -24,6 +24,7 @@ def pytest_collection_finish() -> None:
     """What is there now stays; a collector that looked through it again and again took a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

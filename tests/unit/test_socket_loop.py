@@ -20,8 +20,12 @@ def test_timers_come_in_order_and_take_no_time() -> None:
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
+
+        def ring(name: str) -> None:
+            rung.append((name, loop.time()))
+
         for name, delay_s in (("second", 0.019), ("last", 3600.0), ("first", 0.01)):
-            loop.call_later(delay_s, lambda name=name: rung.append((name, loop.time())))
+            loop.call_later(delay_s, ring, name)
         await asyncio.sleep(3600.1)
 
     begun_s = time.monotonic()
