@@ -44,7 +44,7 @@ def serve(options: MeshOptions) -> ServingResult:
     return run_serving(options, with_priorities(arrivals, {1: 0.1}, 1))
 
 
-@pytest.mark.parametrize("policy", ["meshift", "llumnix"])
+@pytest.mark.parametrize("policy", ["meshift", pytest.param("llumnix", marks=pytest.mark.soak)])
 def test_skipped_and_single_steps_are_the_same_also_with_moves(policy: PolicyName) -> None:
     fast, plain = serve(skipped(overloaded(policy))), serve(stepwise(overloaded(policy)))
     assert fast.digest() == plain.digest()

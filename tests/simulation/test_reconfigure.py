@@ -375,19 +375,31 @@ def break_once(mesh: SimulatedMesh, call: str, error: Exception, *, after: bool)
     return broken
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(
-    ("error", "after"),
-    [
-        (TimeoutError("no answer"), False),
-        (TimeoutError("no answer"), True),
-        (ConnectionError("gone"), False),
-        (LayoutRefused("no", LayoutRefusal.BROKEN), False),
-        (RuntimeError("a bug"), False),
-        (RuntimeError("a bug"), True),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "after" if value else "before",
-)
+ERRORS = [
+    (TimeoutError("no answer"), False),
+    (TimeoutError("no answer"), True),
+    (ConnectionError("gone"), False),
+    (LayoutRefused("no", LayoutRefusal.BROKEN), False),
+    (RuntimeError("a bug"), False),
+    (RuntimeError("a bug"), True),
+]
+"""And whether it comes when the engine has done what it was asked for."""
+
+BROKEN_CALLS = [
+    # Each call breaks in half of the ways; in a soak in all of them.
+    pytest.param(
+        call,
+        error,
+        after,
+        id=f"{type(error).__name__}-{'after' if after else 'before'}-{call}",
+        marks=[pytest.mark.soak] if (number + way) % 2 else [],
+    )
+    for number, call in enumerate(CALLS)
+    for way, (error, after) in enumerate(ERRORS)
+]
+
+
+@pytest.mark.parametrize(("call", "error", "after"), BROKEN_CALLS)
 def test_an_engine_that_fails_once_at_any_call(call: str, error: Exception, after: bool) -> None:
     asks = eight()
 
