@@ -1,7 +1,8 @@
 """An event loop with real sockets and a clock of its own: what waits for a timer doesn't wait.
 
-The clock doesn't count what the process computes, nor how long the machine leaves it without a CPU. So whoever needs
-few turns of the loop always comes before who waits for a timer, on a busy machine as on an idle one. Only for tests
+The clock doesn't count what the process computes, nor how long the machine leaves it without a CPU, and nobody sleeps,
+to wait for a turn on a busy machine at each of a thousand steps. So whoever needs few turns of the loop always comes
+before who waits for a timer, and no deadline passes because others run. Only for tests
 whose peers all run on the loop: what comes over the loopback device is there as soon as it is sent.
 """
 
