@@ -49,50 +49,55 @@ def some_split(dice: random.Random, layers: int, stages: int, k: int = 1) -> tup
 
 
 async def many_changes(rig: Rig, prompts: Sequence[Sequence[int]], tokens: int, changes: int) -> None:
-    """Changes at random, some of them aborted, with a long prompt arriving at each; the streams stay as they are. And
-    back: each rank holds what it held."""
-    dice, layout = random.Random(SEED), (await now(rig)).layout
-    layers, stages = layout.layer_ranges[-1][1], len(layout.layer_ranges)
-    long_prompt = rig.prompt(LONG_PROMPT)
+    """Changes at random, some aborted, with a long prompt arriving at each; the streams stay as they are. In the
+    second half of them nothing grows: before, caches fill, and what is used for the first time stays."""
+    dice, long_prompt, layout = random.Random(SEED), rig.prompt(LONG_PROMPT), (await now(rig)).layout
     expected = [one.tokens for one in await results(rig, *start_streams(rig, prompts, tokens))]
     (late_expected,) = await results(rig, submit(rig, long_prompt, max_new_tokens=4))
-    done, first_books = 0, rank_books(rig)
-    while done < changes:
-        streams: list[Stream] = start_streams(rig, prompts, tokens)
-        late: list[Stream] = []
-        await go_on(rig, streams)
-        for _ in range(ROUND_CHANGES):
-            if any(stream.finish is not None for stream in streams):
-                break
-            target = some_split(dice, layers, stages)
-            if target == counts_of((await now(rig)).layout.layer_ranges):
-                continue
-            done += 1
-            if dice.randrange(10) < ABORTS_OF_TEN:
-                change = await begin(rig, target)
-                await reconfigurable(rig).load_weights(change.change_id)
-                await reconfigurable(rig).start_kv_migration(change.change_id, None)
-                await reconfigurable(rig).abort_layout(change.change_id)
-            else:
-                late.append(submit(rig, [dice.randrange(*rig.token_range), *long_prompt], max_new_tokens=4))
-                await reshape(rig, target, dice.choice(list(CommitMode)))
-            await go_on(rig, streams, 3)
-            await rig.engine.check_integrity()
-        found = await results(rig, *streams)
-        assert [one.tokens for one in found] == expected, f"seed {SEED}, after {done} changes"
-        await results(rig, *late)
-        (again,) = await results(rig, submit(rig, long_prompt, max_new_tokens=4))
-        assert again.tokens == late_expected.tokens
-    if layout.layer_ranges != (await now(rig)).layout.layer_ranges:
-        await reshape(rig, counts_of(layout.layer_ranges), CommitMode.DRAIN)
-    await rig.engine.check_integrity()
-    print(f"{done} changes; books {first_books} -> {rank_books(rig)}")
-    for (threads, files, resident), (threads_now, files_now, resident_now) in zip(
-        first_books, rank_books(rig), strict=True
-    ):
+    books = []
+    for half in (0, changes // 2), (changes // 2, changes):
+        done = half[0]
+        while done < half[1]:
+            streams = start_streams(rig, prompts, tokens)
+            await go_on(rig, streams)
+            done += await some_changes(rig, streams, long_prompt, dice)
+            assert [one.tokens for one in await results(rig, *streams)] == expected, f"seed {SEED}, {done} changes"
+            (again,) = await results(rig, submit(rig, long_prompt, max_new_tokens=4))
+            assert again.tokens == late_expected.tokens
+        if layout.layer_ranges != (await now(rig)).layout.layer_ranges:
+            await reshape(rig, counts_of(layout.layer_ranges), CommitMode.DRAIN)
+        await rig.engine.check_integrity()
+        books.append(rank_books(rig))
+    print(f"{done} changes; books {books}")
+    for (threads, files, resident), (threads_now, files_now, resident_now) in zip(*books, strict=True):
         assert threads_now <= threads + 2
         assert files_now <= files + 12
         assert resident_now < resident + RSS_GROWTH_BYTES_MAX
+
+
+async def some_changes(rig: Rig, streams: Sequence[Stream], long_prompt: Sequence[int], dice: random.Random) -> int:
+    """As many as `ROUND_CHANGES` while these streams run; how many there were."""
+    layout = (await now(rig)).layout
+    layers, stages, done, late = layout.layer_ranges[-1][1], len(layout.layer_ranges), 0, list[Stream]()
+    for _ in range(ROUND_CHANGES):
+        if any(stream.finish is not None for stream in streams):
+            break
+        target = some_split(dice, layers, stages)
+        if target == counts_of((await now(rig)).layout.layer_ranges):
+            continue
+        done += 1
+        if dice.randrange(10) < ABORTS_OF_TEN:
+            change = await begin(rig, target)
+            await reconfigurable(rig).load_weights(change.change_id)
+            await reconfigurable(rig).start_kv_migration(change.change_id, None)
+            await reconfigurable(rig).abort_layout(change.change_id)
+        else:
+            late.append(submit(rig, [dice.randrange(*rig.token_range), *long_prompt], max_new_tokens=4))
+            await reshape(rig, target, dice.choice(list(CommitMode)))
+        await go_on(rig, streams, 3)
+        await rig.engine.check_integrity()
+    await results(rig, *late)
+    return done
 
 
 async def test_three_stages(random_llama: Path, tmp_path: Path) -> None:
@@ -129,14 +134,14 @@ async def test_stacked_layers(random_llama: Path, tmp_path: Path) -> None:
 async def test_the_chat_model(smollm2: Path, tmp_path: Path) -> None:
     async with moving(smollm2, tmp_path, pipeline_stages=2, capacity_tokens=4000) as rig:
         prompts = [rig.prompt(size) for size in (20, 70, 130, 44)]
-        await many_changes(rig, prompts, 160, 12)
+        await many_changes(rig, prompts, 160, 20)
         await rig.settle()
 
 
 async def test_the_chat_model_in_three(smollm2: Path, tmp_path: Path) -> None:
     async with moving(smollm2, tmp_path, pipeline_stages=3, capacity_tokens=3000) as rig:
         prompts = [rig.prompt(size) for size in (20, 70, 130, 44)]
-        await many_changes(rig, prompts, 160, 8)
+        await many_changes(rig, prompts, 160, 12)
         await rig.settle()
 
 
