@@ -101,7 +101,7 @@ class Rank:
         self.guarded = guarded
         self.gate = Gate()
         self.device = Device()
-        self.word = word
+        self._words = word.makefile("rwb", buffering=-1)
         self._gate_of_inference = self.gate if guarded else Gate()
         handshake = HandshakeLimits(PIECE_BYTES, SOON_S, crossing_timeout_s)
         self.thread = DataThread(
@@ -125,8 +125,8 @@ class Rank:
 
     def _meet(self) -> Address:
         own = self.thread.open_transfer(f"to {self.rank}", self._take)
-        self.word.sendall((json.dumps([own.scheme, own.location, own.rank, own.token]) + "\n").encode())
-        return Address(*json.loads(self.word.makefile().readline()))
+        self.say((json.dumps([own.scheme, own.location, own.rank, own.token]) + "\n").encode())
+        return Address(*json.loads(self._words.readline()))
 
     def _take(self, patch: Patch) -> None:
         assert bytes(patch.payload) == payload_of(patch.watermark)
@@ -160,18 +160,22 @@ class Rank:
         return self.posted()
 
     def say(self, word: bytes) -> None:
-        self.word.sendall(word)
+        self._words.write(word)
+        self._words.flush()
 
     def hear(self, word: bytes) -> None:
-        assert self.word.recv(1) == word
+        assert self._words.read(1) == word
 
     def tell(self, **what: object) -> None:
-        line = json.dumps({"rank": self.rank, "locked": self.gate.locked, "received": self.received, **what})
-        os.write(1, (line + "\n").encode())
+        write_line({"rank": self.rank, "locked": self.gate.locked, "received": self.received, **what})
 
 
 def payload_of(number: int) -> bytes:
     return bytes([number % 256]) * PAYLOAD_BYTES
+
+
+def write_line(what: dict[str, object]) -> None:
+    os.write(1, (json.dumps({"process": os.getpid(), **what}) + "\n").encode())
 
 
 # ---- scenarios ----
@@ -196,7 +200,6 @@ def both_ways(end: Rank) -> None:
             last = bool(end.infer(False))
         steps += 1
         # The gates are open while a stage computes.
-        end.word.settimeout(TIMEOUT_S)
         mover.join(0.002)
     mover.join(TIMEOUT_S)
     end.tell(errors=errors, steps=steps)
@@ -271,7 +274,7 @@ def fork_rank(rank: int, words: tuple[socket.socket, socket.socket], scenario: s
         words[1 - rank].close()
         run_rank(rank, words[rank], scenario, folder)
     except BaseException as error:
-        os.write(1, (json.dumps({"rank": rank, "failed": f"{type(error).__name__}: {error}"}) + "\n").encode())
+        write_line({"rank": rank, "failed": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
@@ -284,7 +287,7 @@ def main() -> None:
         numbers = [fork_rank(rank, words, order["scenario"], order["folder"]) for rank in range(2)]
         for word in words:
             word.close()
-        os.write(1, (json.dumps({"processes": numbers}) + "\n").encode())
+        write_line({"processes": numbers})
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from tests.contract.transport_suite import Inbox, make_patch
 from tests.unit.kv_memory.fake_library import FakeNetwork
 
 TIMEOUT_S = 10.0
-SOON_S = 0.1
+SOON_S = 0.2
 PIECE_BYTES = 1000
 PAYLOAD = bytes(range(250)) * 10
 """Three pieces."""
 
 LIMITS = TransportLimits(patch_bytes_max=1 << 20, receive_bytes_max=1 << 20, stranger_timeout_s=SOON_S)
-HANDSHAKE = HandshakeLimits(piece_bytes=PIECE_BYTES, answer_timeout_s=SOON_S, crossing_timeout_s=TIMEOUT_S)
+HANDSHAKE = HandshakeLimits(piece_bytes=PIECE_BYTES, answer_timeout_s=TIMEOUT_S, crossing_timeout_s=TIMEOUT_S)
 
 _S, _R = SenderState, ReceiverState
 
@@ -54,6 +54,13 @@ class Pair:
     async def until_sending(self, state: SenderState) -> None:
         await until(lambda: bool(self.sender._sender._exchanges) and self.sending().state is state)
 
+    async def until_crossing(self) -> None:
+        """A piece is in the library, and is held there."""
+        await self.until_sending(_S.INSIDE)
+        for end in (self.sender, self.receiver):
+            slots = end._access.groups._slots
+            await until(lambda slots=slots: any(slot.group is not None for slot in slots.values()))  # type: ignore[misc]
+
     async def until_receiving(self, state: ReceiverState) -> None:
         await until(lambda: bool(self.receiver._receiver._arrivals) and self.receiving().state is state)
 
@@ -67,8 +74,11 @@ class Pair:
             assert not end.buffered_bytes
 
     async def check_works(self) -> None:
-        """Another transfer goes through."""
+        """Another transfer goes through, without hurry."""
         self.network.release()
+        for end in (self.sender, self.receiver):
+            end._sender._handshake = end._receiver._handshake = HANDSHAKE
+            end._sender._limits = end._receiver._limits = LIMITS
         inbox = Inbox()
         address = self.receiver.open_transfer("another", inbox)
         await self.sender.send(address, make_patch(PAYLOAD, transfer_id="another"), timeout_s=TIMEOUT_S)
@@ -139,7 +149,7 @@ async def test_a_sender_waits_for_its_own_inference_and_locks_nobody(pair: Pair)
 async def test_inference_passes_between_two_pieces(pair: Pair) -> None:
     pair.network.hold_new = True
     sending = pair.send(pair.receiver.open_transfer("move", Inbox()))
-    await pair.until_sending(_S.INSIDE)
+    await pair.until_crossing()
     passed, leave = threading.Event(), threading.Event()
 
     def infer() -> None:
@@ -208,11 +218,11 @@ PHASES = [
 
 @pytest.mark.parametrize(("first", "state"), PHASES)
 async def test_a_sender_gives_up(first: str, state: SenderState, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(first, handshake=replace(HANDSHAKE, answer_timeout_s=TIMEOUT_S)) as pair:
+    async with running(first) as pair:
         end_stay = await stay(pair, state, monkeypatch)
         address = pair.receiver.open_transfer("move", Inbox())
         sending = pair.send(address)
-        await pair.until_sending(state)
+        await pair.until_crossing() if state is _S.INSIDE else await pair.until_sending(state)
         sending.cancel()
         if state is _S.INSIDE:
             # The payload is being read: not before that is over.
@@ -230,10 +240,10 @@ async def test_a_sender_gives_up(first: str, state: SenderState, monkeypatch: py
 
 @pytest.mark.parametrize(("first", "state"), PHASES)
 async def test_a_receiver_closes(first: str, state: SenderState, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(first, handshake=replace(HANDSHAKE, answer_timeout_s=TIMEOUT_S)) as pair:
+    async with running(first) as pair:
         end_stay = await stay(pair, state, monkeypatch)
         sending = pair.send(pair.receiver.open_transfer("move", Inbox()))
-        await pair.until_sending(state)
+        await pair.until_crossing() if state is _S.INSIDE else await pair.until_sending(state)
         closing = asyncio.ensure_future(pair.receiver.close())
         if state in (_S.INSIDE, _S.CLAIMING):
             await asyncio.sleep(0)
@@ -247,10 +257,10 @@ async def test_a_receiver_closes(first: str, state: SenderState, monkeypatch: py
 
 @pytest.mark.parametrize(("first", "state"), PHASES)
 async def test_the_link_is_lost(first: str, state: SenderState, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(first, handshake=replace(HANDSHAKE, answer_timeout_s=TIMEOUT_S)) as pair:
+    async with running(first) as pair:
         end_stay = await stay(pair, state, monkeypatch)
         sending = pair.send(pair.receiver.open_transfer("move", Inbox()))
-        await pair.until_sending(state)
+        await pair.until_crossing() if state is _S.INSIDE else await pair.until_sending(state)
         (making,) = pair.sender._sender._links.values()
         making.result()._writer.transport.abort()
         if state is _S.INSIDE:
@@ -268,7 +278,7 @@ async def test_a_closed_transfer_is_left_between_two_pieces(pair: Pair) -> None:
     pair.network.hold_new = True
     inbox = Inbox()
     sending = pair.send(pair.receiver.open_transfer("move", inbox))
-    await pair.until_sending(_S.INSIDE)
+    await pair.until_crossing()
     pair.receiver.close_transfer("move")
     pair.network.release()
     with pytest.raises(TransportError, match="not open here"):
@@ -278,13 +288,14 @@ async def test_a_closed_transfer_is_left_between_two_pieces(pair: Pair) -> None:
     await pair.check_works()
 
 
-async def test_a_receiver_that_says_nothing_is_given_up_soon(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    await stay(pair, _S.ENTERING, monkeypatch)
-    with pytest.raises(TransportError, match="whether to enter"):
-        await pair.send(pair.receiver.open_transfer("move", Inbox()))
-    monkeypatch.undo()
-    await pair.check_free()
-    await pair.check_works()
+async def test_a_receiver_that_says_nothing_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(handshake=replace(HANDSHAKE, answer_timeout_s=SOON_S)) as pair:
+        await stay(pair, _S.ENTERING, monkeypatch)
+        with pytest.raises(TransportError, match="whether to enter"):
+            await pair.send(pair.receiver.open_transfer("move", Inbox()))
+        monkeypatch.undo()
+        await pair.check_free()
+        await pair.check_works()
 
 
 # ---- the library ----
@@ -316,7 +327,7 @@ async def test_a_group_is_used_again_until_something_fails(pair: Pair) -> None:
     pair.network.channels[b"0"].change(held=True)
     address = pair.receiver.open_transfer("move", Inbox())
     sending = pair.send(address)
-    await pair.until_sending(_S.INSIDE)
+    await pair.until_crossing()
     sending.cancel()
     await pair.until_sending(_S.LEAVING)
     pair.network.release()
