@@ -17,7 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE_FOLDER = Path(__file__).parent
-SOURCE_NAMES = ("kernels.h", "attention_body.h", "attention_body.cpp", "attention.cpp", "slots.cpp", "checksum.cpp")
+SOURCE_NAMES = (
+    "kernels.h",
+    "attention_body.h",
+    "attention_body.cpp",
+    "attention.cpp",
+    "slots.cpp",
+    "checksum.cpp",
+    "streams.cpp",
+)
 LIBRARY_NAME = "kernels.so"
 COMPILERS = ("g++", "c++", "clang++")
 BUILD_TIMEOUT_S = 300.0
@@ -88,7 +96,7 @@ def _compile(compiler: str, work: Path) -> Path:
     jobs = [(f"attention_{name}.o", "attention_body.cpp", (f"-DVARIANT={name}", *VARIANTS[name])) for name in VARIANTS]
     variants = ("-DHAS_X86_VARIANTS",) if len(VARIANTS) > 1 else ()
     jobs += [("attention.o", "attention.cpp", ("-fopenmp", *variants)), ("slots.o", "slots.cpp", ("-fopenmp",))]
-    jobs += [("checksum.o", "checksum.cpp", ())]
+    jobs += [("checksum.o", "checksum.cpp", ()), ("streams.o", "streams.cpp", ())]
     for target, source, extra in jobs:
         _run([compiler, *flags, *extra, "-c", str(SOURCE_FOLDER / source), "-o", str(work / target)])
     library = work / LIBRARY_NAME

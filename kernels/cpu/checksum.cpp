@@ -51,7 +51,6 @@ FOLDS uint32_t crc32_of(const unsigned char* data, int64_t size, uint32_t crc) {
 
 }  // namespace
 
-// How many bytes of `size` are counted; the rest, fewer than sixteen, is the caller's. 0: none, on this processor.
 extern "C" int64_t meshift_crc32(const void* data, int64_t size, uint32_t* crc) {
   if (size < 64 || !__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return 0;
   const int64_t counted = size - size % 16;

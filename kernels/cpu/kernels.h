@@ -63,6 +63,27 @@ struct StoreCall {
   int64_t value_stride;
 };
 
+// When bytes may leave, of all that share it.
+struct Pace {
+  int64_t free_at_ns;          // monotonic; changed by several threads
+  int64_t burst_ns;            // of unused time that may be made up for
+  double ns_per_byte;
+};
+
+// How many bytes of `size` are counted into `crc`; the rest, fewer than sixteen, is the caller's. 0: none, on this
+// processor.
+extern "C" int64_t meshift_crc32(const void* data, int64_t size, uint32_t* crc);
+
+// How many ns from now `size` more bytes may leave.
+extern "C" int64_t meshift_reserve(Pace* pace, int64_t size);
+
+// 0, or an errno: ETIMEDOUT where the peer takes nothing for `stall_ns`. `pace` may be null.
+extern "C" int64_t meshift_send(int64_t fd, const char* data, int64_t size, Pace* pace, int64_t chunk, int64_t stall_ns);
+
+// 0 when all has come, an errno as above, or -1 at the end of the stream. The first `counted` bytes are in `crc`.
+extern "C" int64_t meshift_receive(int64_t fd, char* data, int64_t size, int64_t stall_ns, int64_t* counted,
+                                   uint32_t* crc);
+
 // Forced inline: a shared copy could be the one of an instruction set that the processor lacks.
 static inline __attribute__((always_inline)) char* slot_address(const KvPlace& place, int64_t slot) {
   if (slot < place.page_tokens) return (char*)place.pages[0] + slot * place.token_stride;

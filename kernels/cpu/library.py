@@ -6,7 +6,7 @@ from ctypes import c_double, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 from typing import Any
 
-from meshift.kernels.cpu.build import ensure_library
+from meshift.kernels.cpu.build import KernelUnavailable, ensure_library
 
 DIM_MAX = 512
 """Elements of a head, at most (`attention_body.h`)."""
@@ -90,6 +90,12 @@ class StoreStruct(ctypes.Structure):
     ]
 
 
+class PaceStruct(ctypes.Structure):
+    """`Pace`."""
+
+    _fields_ = [("free_at_ns", c_int64), ("burst_ns", c_int64), ("ns_per_byte", c_double)]
+
+
 @functools.cache
 def load() -> Any:
     """The library, built if need be; its functions release the interpreter's lock. Raises KernelUnavailable.
@@ -104,7 +110,23 @@ def load() -> Any:
     library.meshift_store.argtypes = [ctypes.POINTER(StoreStruct)]
     library.meshift_crc32.argtypes = [c_void_p, c_int64, ctypes.POINTER(c_uint32)]
     library.meshift_crc32.restype = c_int64
+    pace = ctypes.POINTER(PaceStruct)
+    library.meshift_reserve.argtypes = [pace, c_int64]
+    library.meshift_send.argtypes = [c_int64, c_void_p, c_int64, pace, c_int64, c_int64]
+    counted, crc = ctypes.POINTER(c_int64), ctypes.POINTER(c_uint32)
+    library.meshift_receive.argtypes = [c_int64, c_void_p, c_int64, c_int64, counted, crc]
+    for function in (library.meshift_reserve, library.meshift_send, library.meshift_receive):
+        function.restype = c_int64
     return library
+
+
+def is_available() -> bool:
+    """Whether the library is here or can be built."""
+    try:
+        load()
+    except KernelUnavailable:
+        return False
+    return True
 
 
 @functools.cache

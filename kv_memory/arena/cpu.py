@@ -86,6 +86,18 @@ class CpuArena(Arena):
         self._map.madvise(advice, first * self.unit_bytes, count * self.unit_bytes)
 
 
+def give_back(address: int, count: int) -> None:
+    """Let the system have the whole pages among these bytes of private memory: they read as zeros afterwards, and come
+    back with the first write. Raises OSError for addresses that aren't mapped."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + count) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end <= start:
+        return
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise")
+
+
 def resident_bytes(address: int, count: int) -> int:
     """How many of these bytes the system keeps in memory, by its own count; a page that is shared with neighbours
     counts as far as it is within. Raises OSError for addresses that aren't mapped."""

@@ -42,16 +42,18 @@ def create_transport(
     limits: TransportLimits | None = None,
     staging: StagingPool | None = None,
     gate: Gate | None = None,
+    compiled: bool = False,
 ) -> Transport:
     """A transport that isn't started yet. For `memory`, `location` is a name and `fabric` the network; for
-    `tcp`, `location` is the IP address to listen on, with `:port` if it matters; for `nixl`, it means nothing,
+    `tcp`, `location` is the IP address to listen on, with `:port` if it matters, and `compiled` spares a thread that
+    computes in this process (raises KernelUnavailable); for `nixl`, it means nothing,
     and payloads in `staging` are sent without a copy; for `distributed`, it is as for `tcp`, and inference's
     operations of torch.distributed go through `gate`.
 
     Raises ValueError for a scheme that doesn't exist, or without the fabric that it needs."""
     host, _, port = location.rpartition(":") if location.count(":") == 1 else (location, "", "0")
     if scheme == "tcp":
-        return TcpTransport(host, int(port), rank, limits=limits)
+        return TcpTransport(host, int(port), rank, limits=limits, compiled=compiled)
     if scheme == "nixl":
         return NixlTransport(rank, staging=staging, limits=limits or NIXL_LIMITS)
     if scheme == "distributed":

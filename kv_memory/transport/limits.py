@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MIB = 1 << 20
@@ -96,6 +97,12 @@ class Pacer:
     def __init__(self, bytes_per_s: float | None) -> None:
         self.bytes_per_s = bytes_per_s
         self._free_at_s = -float("inf")
+        self._reserve: Callable[[int], float] | None = None
+
+    def reserve_with(self, reserve: Callable[[int], float] | None) -> None:
+        """Have others keep the books, which count with senders that don't come by here: `reserve` books bytes and says
+        in how many seconds they may leave."""
+        self._reserve = reserve
 
     @property
     def chunk_bytes(self) -> int | None:
@@ -107,6 +114,9 @@ class Pacer:
     async def take(self, size: int) -> None:
         """Returns when `size` more bytes may have left, in the order of the calls."""
         if self.bytes_per_s is None:
+            return
+        if self._reserve is not None:
+            await asyncio.sleep(self._reserve(size))
             return
         now_s = asyncio.get_running_loop().time()
         self._free_at_s = max(self._free_at_s, now_s - self.BURST_S) + size / self.bytes_per_s

@@ -4,10 +4,11 @@ Nothing is encrypted: the token keeps strangers out of a trusted network, and no
 format, `tcp_receiver.py` and `tcp_sender.py` are the two ends, `limits.py` bounds everything."""
 
 from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
+from meshift.kv_memory.transport.compiled import CompiledStreams
 from meshift.kv_memory.transport.incoming import OpenTransfers
-from meshift.kv_memory.transport.limits import TransportLimits
+from meshift.kv_memory.transport.limits import Pacer, TransportLimits
 from meshift.kv_memory.transport.tcp_receiver import TcpReceiver
-from meshift.kv_memory.transport.tcp_sender import TcpSender
+from meshift.kv_memory.transport.tcp_sender import PayloadWriter, TcpSender
 
 SCHEME = "tcp"
 
@@ -24,11 +25,13 @@ class TcpTransport:
         *,
         advertised_host: str | None = None,
         limits: TransportLimits | None = None,
+        compiled: bool = False,
     ) -> None:
         """Listens on `host`, an IP address; `port` 0 lets the system choose. Others are told to connect to
-        `advertised_host`, which is `host` unless given: needed where `host` is a wildcard.
+        `advertised_host`, which is `host` unless given: needed where `host` is a wildcard. `compiled`: large payloads
+        go through compiled code on threads of their own, which spares a thread that computes in this process.
 
-        Raises ValueError for a wildcard without it."""
+        Raises ValueError for a wildcard without it, KernelUnavailable."""
         if advertised_host is None and host in ("", "0.0.0.0", "::"):
             raise ValueError(f"listening on {host!r} needs an advertised host")
         self.rank = rank
@@ -36,8 +39,10 @@ class TcpTransport:
         self._advertised_host = advertised_host or host
         self._transfers = OpenTransfers()
         limits = limits or TransportLimits()
-        self._receiver = TcpReceiver(self._transfers, limits)
-        self._sender = TcpSender(limits)
+        pacer = Pacer(limits.bytes_per_s)
+        self._compiled = CompiledStreams(pacer) if compiled else None
+        self._receiver = TcpReceiver(self._transfers, limits, self._compiled)
+        self._sender = TcpSender(limits, PayloadWriter(pacer, self._compiled, limits.stall_timeout_s))
         self._location: str | None = None
         self._closed = False
 
@@ -76,6 +81,8 @@ class TcpTransport:
         self._transfers.clear()
         await self._sender.close()
         await self._receiver.close()
+        if self._compiled is not None:
+            self._compiled.close()
 
     def open_transfer(self, transfer_id: str, handler: PatchHandler) -> Address:
         """Accept patches of this transfer. Raises TransportError if not running, ValueError if it is open."""

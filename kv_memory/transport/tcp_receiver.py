@@ -16,6 +16,7 @@ from meshift.kv_memory.checksum import crc32
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch
+from meshift.kv_memory.transport.compiled import SLICE_BYTES, CompiledStreams
 from meshift.kv_memory.transport.frames import FrameError, PatchHead
 from meshift.kv_memory.transport.incoming import OpenTransfer, OpenTransfers, ReceiveMemory, Refused, not_open
 from meshift.kv_memory.transport.limits import TransportLimits
@@ -34,9 +35,13 @@ _log = logging.getLogger(__name__)
 class TcpReceiver:
     """Listens, from `start` to `close`."""
 
-    def __init__(self, transfers: OpenTransfers, limits: TransportLimits) -> None:
+    def __init__(
+        self, transfers: OpenTransfers, limits: TransportLimits, compiled: CompiledStreams | None = None
+    ) -> None:
+        """`compiled` receives large payloads."""
         self._transfers = transfers
         self._limits = limits
+        self._compiled = compiled
         self._pool = StagingPool(limits.receive_bytes_max)
         self._memory = ReceiveMemory(self._pool)
         self._listener: socket.socket | None = None
@@ -164,16 +169,25 @@ class TcpReceiver:
 
     async def _receive(self, sock: socket.socket, view: memoryview, transfer: OpenTransfer) -> int:
         """The checksum of what has arrived, computed piece by piece while it is in the cache."""
-        checksum = 0
+        checksum, stall_timeout_s = 0, self._limits.stall_timeout_s
 
         def progress(piece: memoryview) -> None:
             nonlocal checksum
-            if not self._transfers.is_open(transfer):
-                raise Refused(not_open(transfer.transfer_id))
+            self._check_open(transfer)
             checksum = crc32(piece, checksum)
 
-        await sockets.receive_payload(sock, view, progress, stall_timeout_s=self._limits.stall_timeout_s)
+        if self._compiled is None or not self._compiled.takes(len(view)):
+            await sockets.receive_payload(sock, view, progress, stall_timeout_s=stall_timeout_s)
+            return checksum
+        for start in range(0, len(view), SLICE_BYTES):
+            piece = view[start : start + SLICE_BYTES]
+            checksum = await self._compiled.receive(sock, piece, checksum, stall_timeout_s=stall_timeout_s)
+            self._check_open(transfer)
         return checksum
+
+    def _check_open(self, transfer: OpenTransfer) -> None:
+        if not self._transfers.is_open(transfer):
+            raise Refused(not_open(transfer.transfer_id))
 
 
 def _this_task() -> "asyncio.Task[None]":

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 
 from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch, TransportError
+from meshift.kv_memory.transport.compiled import CompiledStreams
 from meshift.kv_memory.transport.frames import FrameError
 from meshift.kv_memory.transport.limits import ByteBudget, Pacer, TransportLimits
 from meshift.kv_memory.transport.outgoing import OutgoingTransfers, Turns, check, reason_of
@@ -19,15 +20,34 @@ PEERS_KEPT_MAX = 1024
 """Receivers that are remembered without a connection: a restarted one has another port."""
 
 
+class PayloadWriter:
+    """How patches leave: all at one pace, and large payloads on threads of their own, if there are any."""
+
+    def __init__(self, pacer: Pacer, compiled: CompiledStreams | None, stall_timeout_s: float) -> None:
+        self._pacer = pacer
+        self._compiled = compiled
+        self._stall_timeout_s = stall_timeout_s
+
+    async def write(self, sock: socket.socket, head: bytes, payload: memoryview) -> None:
+        """Both. Raises OSError or TimeoutError."""
+        stall_timeout_s = self._stall_timeout_s
+        if self._compiled is None or not self._compiled.takes(len(payload)):
+            await sockets.send(sock, head, payload, self._pacer, stall_timeout_s=stall_timeout_s)
+            return
+        await self._pacer.take(len(head))
+        await sockets.send_small(sock, head, stall_timeout_s=stall_timeout_s)
+        await self._compiled.send(sock, payload, stall_timeout_s=stall_timeout_s)
+
+
 class Connection:
     """One connection to a receiver, with the patches on it that are not answered yet."""
 
-    def __init__(self, sock: socket.socket, limits: TransportLimits, pacer: Pacer) -> None:
+    def __init__(self, sock: socket.socket, limits: TransportLimits, writer: PayloadWriter) -> None:
         self.failure: str | None = None
         """Why it is of no use any more."""
         self._sock = sock
         self._limits = limits
-        self._pacer = pacer
+        self._writer = writer
         self._sequence = 0
         self._unanswered: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._writing = False
@@ -44,9 +64,7 @@ class Connection:
         self._sequence += 1
         self._writing = True
         try:
-            await sockets.send(
-                self._sock, head, patch.payload, self._pacer, stall_timeout_s=self._limits.stall_timeout_s
-            )
+            await self._writer.write(self._sock, head, memoryview(patch.payload).cast("B"))
         except OSError as error:
             # What the reader knows tells more than that the connection is gone.
             if isinstance(error, ConnectionError):
@@ -129,10 +147,10 @@ class Connection:
 class Peer:
     """The connections to one receiver."""
 
-    def __init__(self, host: str, port: int, limits: TransportLimits, pacer: Pacer) -> None:
+    def __init__(self, host: str, port: int, limits: TransportLimits, writer: PayloadWriter) -> None:
         self._host, self._port = host, port
         self._limits = limits
-        self._pacer = pacer
+        self._writer = writer
         self.budget = ByteBudget(limits.in_flight_bytes_max)
         """Of the payloads that it hasn't answered."""
         self._free = asyncio.Semaphore(limits.connections_per_peer_max)
@@ -175,7 +193,7 @@ class Peer:
             sock = await sockets.connect(self._host, self._port, timeout_s=self._limits.connect_timeout_s)
         except OSError as error:
             raise TransportError(f"can't reach {self._host}:{self._port}: {reason_of(error)}") from None
-        connection = Connection(sock, self._limits, self._pacer)
+        connection = Connection(sock, self._limits, self._writer)
         self._all[connection] = None
         return connection
 
@@ -243,9 +261,9 @@ class Stream:
 class TcpSender:
     """Sends to any number of receivers."""
 
-    def __init__(self, limits: TransportLimits) -> None:
+    def __init__(self, limits: TransportLimits, writer: PayloadWriter) -> None:
         self._limits = limits
-        self._pacer = Pacer(limits.bytes_per_s)
+        self._writer = writer
         self._peers: dict[tuple[str, int], Peer] = {}
         self._streams: OutgoingTransfers[Stream] = OutgoingTransfers()
 
@@ -276,7 +294,7 @@ class TcpSender:
         if target not in self._peers:
             if len(self._peers) >= PEERS_KEPT_MAX:
                 self._peers = {target: peer for target, peer in self._peers.items() if peer.connections}
-            self._peers[target] = Peer(*target, self._limits, self._pacer)
+            self._peers[target] = Peer(*target, self._limits, self._writer)
         return self._peers[target]
 
 

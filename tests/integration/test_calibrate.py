@@ -11,7 +11,7 @@ from meshift.services.cli.model import SMALL_MODEL
 from meshift.services.cli.paths import models_folder
 from tests.support.processes import run_meshift
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.timeout(180)]
 
 DEADLINE_S = 120.0
 

@@ -14,7 +14,7 @@ from meshift.services.cli.paths import models_folder
 from meshift.tracing import names
 from meshift.tracing.setup import TRACE_FILE_VARIABLE
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.timeout(240)]
 
 DEADLINE_S = 60.0
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -21,7 +21,12 @@ from meshift.services.cli.paths import models_folder
 from tests.support.moving_mesh import Load, Mover, in_background, mixed_chats, resumes, until, until_quiet, until_ready
 from tests.support.processes import run_meshift
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.nats,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 SEED = 5
 DEADLINE_S = 60.0

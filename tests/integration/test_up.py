@@ -18,7 +18,7 @@ from meshift.services.cli.state import ClusterState, read_state
 from meshift.services.cli.up import until_serving
 from tests.support.processes import run_meshift, watched
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.timeout(180)]
 
 MESHIFT = (sys.executable, "-P", "-m", "meshift.services.cli")
 DEADLINE_S = 60.0

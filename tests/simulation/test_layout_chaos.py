@@ -9,7 +9,7 @@ import pytest
 from meshift.services.simulation.chaos import Trouble
 from meshift.services.simulation.chaos_run import ChaosResult, changing_pipeline, planned_events, run_chaos
 
-SEEDS = range(12)
+SEEDS = range(6)
 SOAK_SEEDS = range(2000)
 
 
@@ -26,8 +26,8 @@ def test_no_stream_is_altered_or_lost(seed: int) -> None:
 
 
 def test_the_same_seed_takes_the_same_course() -> None:
-    again = run_chaos(7, pipeline=changing_pipeline())
-    assert (course(7).digest(), course(7).changes) == (again.digest(), again.changes)
+    again = run_chaos(5, pipeline=changing_pipeline())
+    assert (course(5).digest(), course(5).changes) == (again.digest(), again.changes)
 
 
 def test_the_trouble_is_real() -> None:
@@ -35,17 +35,17 @@ def test_the_trouble_is_real() -> None:
     assert kinds == set(Trouble)
     changes: Counter[tuple[str, str]] = Counter()
     moves: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in SEEDS:
         changes.update(course(seed).changes)
         for (_, outcome, refusal), count in course(seed).moves.items():
             moves[outcome] += count
             moves[refusal] += count
     outcomes = {outcome for outcome, _ in changes}
     assert {"committed", "aborted", "refused", "lost"} <= outcomes, changes
-    assert changes["committed", ""] > 30, changes
+    assert changes["committed", ""] > 15, changes
     refusals = {refusal for _, refusal in changes}
     assert {"deadline", "cancelled", "no_memory", "busy"} <= refusals, changes
-    assert moves["moved"] > 30, moves
+    assert moves["moved"] > 15, moves
     assert moves["retry"] > 0, moves
 
 

@@ -13,17 +13,16 @@ from meshift.schemas.identity import FrontendRef
 from meshift.schemas.instances import InstanceState
 from meshift.schemas.requests import Cancel
 from meshift.services.frontend.core import FrontendOptions
-from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import SimulatedMesh
 from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import (
-    SETTLE_S,
     ask_for_tokens,
     eight,
     expected,
     outsider,
     play,
     request,
+    settle,
     streams,
     submission,
     tell,
@@ -48,8 +47,7 @@ def test_a_lost_instance_loses_no_stream(how: str) -> None:
         else:
             node.core.drain(0.5)
         await pending.all_exact()
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
         assert mesh.workers["worker-0"].core.owner.incarnation > node.core.owner.incarnation
 
     play(scenario, worker=WorkerOptions(engine_stall_s=3.0))
@@ -136,8 +134,7 @@ def test_an_owner_that_was_cut_off_stops_when_it_is_heard_again() -> None:
         assert len(resumed) == 4
         assert all(handle.stream.owner == mesh.workers["worker-1"].core.owner for handle in resumed)
         mesh.faults.heal(cut)
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario)
 

@@ -22,13 +22,13 @@ from meshift.services.simulation.mesh import SimulatedMesh
 from meshift.services.worker.core import WorkerCore
 from meshift.services.worker.options import WorkerOptions
 from tests.support.mesh_kit import (
-    SETTLE_S,
     eight,
     expected,
     outsider,
     play,
     references,
     request,
+    settle,
     streams,
     submission,
     tell,
@@ -45,8 +45,7 @@ def test_requests_spread_over_the_instances() -> None:
         await asyncio.sleep(1.0)
         assert [node.engine.load().running for node in mesh.workers.values()] == [4, 4]
         await pending.all_exact()
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario)
 
@@ -86,8 +85,7 @@ def test_lost_token_messages_are_asked_for() -> None:
             assert tokens_of([chunk async for chunk in handle]) == expected(ask)
             assert handle.stream.attempt == 1, "what the owner still has need not be generated again"
         mesh.faults.set()
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario)
 

@@ -1,9 +1,11 @@
 """A fault at every transition of both tables of a move, and what must hold afterwards: the stream is exact, nobody
 holds anything any more, and no request ever had two owners (`tests/support/move_faults.py`).
 
-Each transition is spoilt where it is first seen in the courses; the soak spoils every occurrence in every course."""
+Each transition is spoilt in some ways where it is first seen in the courses; the soak spoils every occurrence in every
+course in every way."""
 
 from functools import lru_cache
+from itertools import cycle, islice
 
 import pytest
 
@@ -14,7 +16,10 @@ from tests.support.move_faults import COURSES, FAULTS, Transition, run_course
 MAIN_FAULTS = (
     "drop", "delay", "duplicate", "kill-source", "kill-destination", "kill-frontend", "cut-data-plane", "close-source",
 )  # fmt: skip
-"""In every run; the others in a soak."""
+"""In turn, some at each transition; all of them, and others, in a soak."""
+
+FAULTS_EACH = 3
+"""Has no divisor in common with the number of faults, so that each comes with each state in time."""
 
 ALL = {(f"source {state}", event.value) for state, event in source_table.TRANSITIONS} | {
     (f"destination {state}", event.value) for state, event in destination_table.TRANSITIONS
@@ -60,14 +65,28 @@ def places() -> dict[str, dict[Transition, int]]:
     return found
 
 
-@pytest.mark.parametrize("fault", MAIN_FAULTS)
+@lru_cache(maxsize=1)
+def faults() -> dict[Transition, tuple[str, ...]]:
+    """Those of each transition."""
+    turns = cycle(MAIN_FAULTS)
+    return {transition: tuple(islice(turns, FAULTS_EACH)) for course in places().values() for transition in course}
+
+
 @pytest.mark.parametrize("course", COURSES)
-def test_a_fault_at_each_transition(course: str, fault: str) -> None:
+def test_faults_at_each_transition(course: str) -> None:
     for transition, at in places()[course].items():
-        try:
-            run_course(course, fault, at)
-        except BaseException as error:
-            raise AssertionError(f"{fault} at {at}, {transition}, of {course}") from error
+        for fault in faults()[transition]:
+            try:
+                run_course(course, fault, at)
+            except BaseException as error:
+                raise AssertionError(f"{fault} at {at}, {transition}, of {course}") from error
+
+
+def test_each_fault_comes_to_both_ends_of_a_move() -> None:
+    for end in ("source", "destination"):
+        assert {fault for (state, _), some in faults().items() if state.startswith(end) for fault in some} == set(
+            MAIN_FAULTS
+        )
 
 
 def test_the_courses_take_most_transitions() -> None:

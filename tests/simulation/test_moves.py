@@ -19,7 +19,7 @@ from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import SimulatedMesh, WorkerNode
 from meshift.services.simulation.serving_run import SWEEP_FRONTEND
 from meshift.services.worker.options import WorkerOptions
-from tests.support.mesh_kit import SETTLE_S, eight, expected, play, read, request, streams, tokens_of, undisturbed
+from tests.support.mesh_kit import eight, expected, play, read, request, settle, streams, tokens_of, undisturbed
 from tests.support.move_kit import OneFault, Operator, record_of, running, stream_of, until
 
 SMALL = SimParameters(capacity=640)
@@ -38,7 +38,11 @@ def phases(node: WorkerNode) -> list[str]:
 
 async def settled(mesh: SimulatedMesh) -> None:
     """Nothing is left."""
-    await asyncio.sleep(SETTLE_S)
+    await settle(mesh, check_nothing_left)
+
+
+async def check_nothing_left(mesh: SimulatedMesh) -> None:
+    """Nor is anything remembered."""
     await check_quiet(mesh)
     for name, node in mesh.workers.items():
         assert node.core.moves.running() == node.core.moves.incoming() == 0, name

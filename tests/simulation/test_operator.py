@@ -11,7 +11,7 @@ from meshift.schemas.memory import MemoryBody
 from meshift.schemas.moves import MoveMode, MoveOutcome
 from meshift.services.frontend.operators import Operators
 from meshift.services.simulation.mesh import SimulatedMesh
-from tests.support.mesh_kit import SETTLE_S, eight, play, read, request, streams, tokens_of, undisturbed
+from tests.support.mesh_kit import eight, play, read, request, settle, streams, tokens_of, undisturbed
 from tests.support.move_kit import record_of, running, until
 
 
@@ -47,7 +47,7 @@ def test_requests_of_all_frontends_are_listed_until_they_end(asked: str) -> None
             assert item.owner is not None
             assert item.output_tokens > 0
         await asyncio.gather(*tasks)
-        await asyncio.sleep(SETTLE_S)
+        await settle(mesh)
         assert (await operators(mesh, asked).requests()).data == ()
 
     play(scenario, frontends=2)

@@ -13,11 +13,10 @@ from meshift.schemas.requests import Priority
 from meshift.services.frontend.api import Chunk
 from meshift.services.scheduler.core import SchedulerOptions
 from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings
-from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from meshift.services.simulation.serving_run import ServingResult, run_serving, skipped, stepwise
 from meshift.services.simulation.workload import generate, with_priorities
-from tests.support.mesh_kit import SETTLE_S, Pending, play, request, streams, tokens_of
+from tests.support.mesh_kit import Pending, play, request, settle, streams, tokens_of
 
 SMALL = SimParameters(capacity=4000)
 
@@ -82,8 +81,7 @@ def test_what_fits_nowhere_waits_at_the_scheduler_and_is_served_in_order() -> No
         await asyncio.sleep(0)
         assert order.index("r6") < min(order.index(name) for name in ("r4", "r5", "r7"))
         assert mesh.scheduler.held() == 0
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario, parameters=SMALL)
 
@@ -100,8 +98,7 @@ def test_who_waits_at_a_scheduler_that_dies_is_served_in_bypass() -> None:
         await exact(pending)
         assert mesh.frontends["frontend-0"].counters.placed_in_bypass == 3
         await mesh.start_scheduler()
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario, parameters=SMALL)
 
@@ -122,8 +119,7 @@ def test_one_that_gives_up_while_it_waits_takes_no_place() -> None:
         await asyncio.sleep(1.0)
         assert mesh.scheduler.held() == 0
         await exact(pending)
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario, parameters=SMALL)
 
@@ -141,8 +137,7 @@ def test_what_waits_in_a_full_instance_moves_to_one_that_has_room() -> None:
         loads = [node.engine.load() for node in mesh.workers.values()]
         assert [(load.running, load.waiting) for load in loads] == [(1, 0), (1, 0)]
         await exact(pending)
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario, parameters=SMALL)
 
@@ -162,7 +157,6 @@ def test_a_high_request_gets_its_instance_to_itself() -> None:
         assert mine.running < other.running
         assert other.headroom == 0
         await exact(pending)
-        await asyncio.sleep(SETTLE_S)
-        await check_quiet(mesh)
+        await settle(mesh)
 
     play(scenario, parameters=SMALL)

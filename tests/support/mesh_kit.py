@@ -1,6 +1,7 @@
 """What the tests of the simulated mesh are written with."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,12 +17,17 @@ from meshift.services.bus.memory import MemoryBus
 from meshift.services.frontend.api import Chunk, GenerateRequest
 from meshift.services.frontend.core import FrontendCore
 from meshift.services.simulation import virtual_time
+from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.clients import make_request
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from meshift.services.simulation.workload import Arrival
 
 Scenario = Callable[[SimulatedMesh], Awaitable[None]]
 SETTLE_S = 30.0
+"""After the last stream, at most: leases, reservations, restarts."""
+
+QUIET_S = 3.0
+"""How long it must have been quiet then."""
 
 
 def play(scenario: Scenario, **options: Any) -> None:
@@ -34,6 +40,23 @@ def play(scenario: Scenario, **options: Any) -> None:
             await mesh.stop()
 
     virtual_time.run(run())
+
+
+async def settle(
+    mesh: SimulatedMesh,
+    check: Callable[[SimulatedMesh], Awaitable[None]] = check_quiet,
+    settle_s: float = SETTLE_S,
+) -> None:
+    """Until nothing is left, and a while later still nothing is. Raises AssertionError."""
+    loop = asyncio.get_running_loop()
+    until_s, is_quiet = loop.time() + settle_s, False
+    while not is_quiet and loop.time() < until_s:
+        await asyncio.sleep(1.0)
+        with contextlib.suppress(AssertionError):
+            await check(mesh)
+            is_quiet = True
+    await asyncio.sleep(QUIET_S)
+    await check(mesh)
 
 
 def request(name: str = "r", inputs: int = 50, outputs: int = 100) -> GenerateRequest:

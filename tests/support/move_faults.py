@@ -12,7 +12,6 @@ from meshift.schemas.errors import MeshError
 from meshift.schemas.moves import MoveMode, MoveOutcome, MoveReport
 from meshift.services.frontend.api import Chunk, GenerateRequest
 from meshift.services.frontend.core import FrontendOptions
-from meshift.services.simulation.chaos_run import check_quiet
 from meshift.services.simulation.mesh import SimulatedMesh, WorkerNode
 from meshift.services.simulation.referee import Referee
 from meshift.services.worker.moves.destination import Incoming
@@ -20,7 +19,7 @@ from meshift.services.worker.moves.destination_table import DestinationEvent
 from meshift.services.worker.moves.source import SourceMove
 from meshift.services.worker.moves.source_table import SourceEvent
 from meshift.services.worker.options import WorkerOptions
-from tests.support.mesh_kit import play, read, request, tokens_of, undisturbed
+from tests.support.mesh_kit import play, read, request, settle, tokens_of, undisturbed
 from tests.support.move_kit import OneFault, Operator, record_of, running
 
 Transition = tuple[str, str]
@@ -33,7 +32,7 @@ CUT_S = 3.0
 LATE_S = 1.5
 """Later than a source waits for an answer, and sooner than a reservation ends."""
 
-QUIET_S = 14.0
+SETTLE_S = 14.0
 """Leases (5 s), reservations (10 s) and restarts are over by then."""
 
 LIMIT_S = 200.0
@@ -375,9 +374,8 @@ def run_course(course: str, fault: str, at: int | None) -> list[Transition]:
             await _check_stream(world, reading, whole)
             for task in world.tasks:
                 await task
-        await asyncio.sleep(QUIET_S)
+        await settle(mesh, settle_s=SETTLE_S)
         referee.check()
-        await check_quiet(mesh)
         if fault == "nothing":
             assert mesh.frontends["frontend-0"].counters.resumes == 0, "it was nobody's for a while"
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.context import Outbox
+from meshift.kernels.cpu.library import is_available
 from meshift.kv_memory.data_thread import DataThread, OnDone, OnQuiet
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import TransportLimits, create_transport
@@ -45,7 +46,9 @@ class DataPlane:
         self._outbox: Outbox | None = None
         self._lock = threading.Lock()
         self._thread = DataThread(
-            lambda: create_transport("tcp", location=host, rank=rank, staging=self.staging, limits=limits),
+            lambda: create_transport(
+                "tcp", location=host, rank=rank, staging=self.staging, limits=limits, compiled=is_available()
+            ),
             name="meshift-data",
         )
 

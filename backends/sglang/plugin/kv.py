@@ -1,6 +1,5 @@
 """A rank's KV pool as its rectangle of the KV matrix: which cells it holds, and copies of some of them."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +8,8 @@ import torch
 from meshift.backends.sglang import wire_moves as wire
 from meshift.kernels import slots as reference
 from meshift.kernels.cpu import slots as compiled
-from meshift.kernels.cpu.build import KernelUnavailable
 from meshift.kernels.cpu.checksum import crc32
-from meshift.kernels.cpu.library import load
+from meshift.kernels.cpu.library import is_available
 from meshift.kernels.places import KvPlace
 from meshift.kernels.slots import KvBuffers
 from meshift.kv_memory import checksum
@@ -115,11 +113,9 @@ class RankKv:
 
 def _has_compiled_copies() -> bool:
     """Also has this process compute checksums in compiled code."""
-    with contextlib.suppress(KernelUnavailable):
-        load()
+    if is_available():
         checksum.use(crc32)
-        return True
-    return False
+    return is_available()
 
 
 def describe(scheduler: Any) -> wire.Share:

@@ -49,7 +49,8 @@ def some_split(dice: random.Random, layers: int, stages: int, k: int = 1) -> tup
 
 
 async def many_changes(rig: Rig, prompts: Sequence[Sequence[int]], tokens: int, changes: int) -> None:
-    """Changes at random, some of them aborted, with a long prompt arriving at each; the streams stay as they are."""
+    """Changes at random, some of them aborted, with a long prompt arriving at each; the streams stay as they are. And
+    back: each rank holds what it held."""
     dice, layout = random.Random(SEED), (await now(rig)).layout
     layers, stages = layout.layer_ranges[-1][1], len(layout.layer_ranges)
     long_prompt = rig.prompt(LONG_PROMPT)
@@ -82,6 +83,9 @@ async def many_changes(rig: Rig, prompts: Sequence[Sequence[int]], tokens: int, 
         await results(rig, *late)
         (again,) = await results(rig, submit(rig, long_prompt, max_new_tokens=4))
         assert again.tokens == late_expected.tokens
+    if layout.layer_ranges != (await now(rig)).layout.layer_ranges:
+        await reshape(rig, counts_of(layout.layer_ranges), CommitMode.DRAIN)
+    await rig.engine.check_integrity()
     print(f"{done} changes; books {first_books} -> {rank_books(rig)}")
     for (threads, files, resident), (threads_now, files_now, resident_now) in zip(
         first_books, rank_books(rig), strict=True

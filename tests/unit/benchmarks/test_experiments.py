@@ -93,7 +93,7 @@ def test_a_small_run_from_end_to_end(
     name: str, known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "told.json"
-    arguments = ["--experiment", name, "--json", str(path), "--requests", "60", "--instances", "2", "--seeds", "1"]
+    arguments = ["--experiment", name, "--json", str(path), "--requests", "30", "--instances", "2", "--seeds", "1"]
     arguments += ["--traces", "M-M", "--targets-s", "10", "--policies", "meshift,infaas++"]
     assert simulate.main(arguments) == 0
     told = json.loads(path.read_text())
@@ -120,7 +120,7 @@ def test_priorities_are_compared_with_none() -> None:
 
 def test_a_small_run_with_priorities(tmp_path: Path) -> None:
     path = tmp_path / "told.json"
-    arguments = ["--experiment", "priority", "--quick", "--requests", "60", "--instances", "2", "--json", str(path)]
+    arguments = ["--experiment", "priority", "--quick", "--requests", "30", "--instances", "2", "--json", str(path)]
     assert simulate.main(arguments) == 0
     rows = json.loads(path.read_text())["rows"]
     assert len(rows) == 2 * 2

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshift.schemas.layouts import LayoutFacts, LayoutFlags, LayoutRefusal, Split, StageFacts, counts_of, split_of
 from meshift.services.coordinator import planner
+from tests.support.examples import examples
 
 FLAGS = LayoutFlags()
 STAGE = StageFacts(budget=None, reserve=0, layer_weights=1000, block=100)
@@ -68,7 +69,7 @@ def changes(draw: st.DrawFn) -> tuple[LayoutFacts, Split]:
 
 
 @given(changes())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_the_maps_of_any_aligned_change(change: tuple[LayoutFacts, Split]) -> None:
     facts, target = change
     plan = planner.plan_change(facts, target, FLAGS)
@@ -88,7 +89,7 @@ def test_the_maps_of_any_aligned_change(change: tuple[LayoutFacts, Split]) -> No
 
 
 @given(changes())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_no_stage_ever_holds_more_than_it_has(change: tuple[LayoutFacts, Split]) -> None:
     facts, target = change
     plan = planner.plan_change(facts, target, FLAGS)
@@ -110,7 +111,7 @@ def test_no_stage_ever_holds_more_than_it_has(change: tuple[LayoutFacts, Split])
 
 
 @given(changes())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_budgets_are_the_greatest_that_fit(change: tuple[LayoutFacts, Split]) -> None:
     """One page more than B_new doesn't fit, unless the operator's bound is what holds it."""
     facts, target = change
@@ -129,7 +130,7 @@ def test_budgets_are_the_greatest_that_fit(change: tuple[LayoutFacts, Split]) ->
 
 
 @given(st.integers(2, 6), st.integers(1, 40), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_an_unaligned_target_names_aligned_ones(k: int, layers: int, data: st.DataObject) -> None:
     bounds = sorted(data.draw(st.lists(st.integers(0, layers), min_size=1, max_size=4)))
     target = tuple(pairwise((0, *bounds, layers)))

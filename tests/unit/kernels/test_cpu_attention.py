@@ -58,9 +58,16 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", list(ERRORS_MAX))
-@pytest.mark.parametrize("heads", SHAPES, ids=str)
-@pytest.mark.parametrize("sizes", BATCHES, ids=str)
+CASES = [
+    # Each type with each shape and with each batch; all of them together in a soak.
+    pytest.param(dtype, heads, sizes, marks=[pytest.mark.soak] if (d + h + b) % 2 else [])
+    for d, dtype in enumerate(ERRORS_MAX)
+    for h, heads in enumerate(SHAPES)
+    for b, sizes in enumerate(BATCHES)
+]
+
+
+@pytest.mark.parametrize(("dtype", "heads", "sizes"), CASES)
 def test_matches_the_reference(
     instruction_set: InstructionSet, dtype: str, heads: tuple[int, int, int], sizes: tuple[list[int], list[int]]
 ) -> None:

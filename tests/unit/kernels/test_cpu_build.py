@@ -49,7 +49,7 @@ def test_processes_that_ask_at_once_get_one_build(tmp_path: Path, compiler: Path
     for process in processes:
         process.join(30)
         assert process.exitcode == 0
-    assert runs(tmp_path) == len(build.VARIANTS) + 4
+    assert runs(tmp_path) == len(build.VARIANTS) + 5
 
 
 def test_other_flags_or_sources_are_another_library(

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 CASES = Path(__file__).with_name("interpreted_triton.py")
 
 
+@pytest.mark.slow
 def test_interpreted() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from meshift.kv_memory.arena import Arena, ArenaExhausted, CpuArena  # noqa: E402
 from meshift.kv_memory.arena.base import runs  # noqa: E402
-from meshift.kv_memory.arena.cpu import resident_bytes  # noqa: E402
+from meshift.kv_memory.arena.cpu import give_back, resident_bytes  # noqa: E402
 from meshift.kv_memory.arena.cuda import CudaArena, CudaDriverError, CudaVirtualMemory  # noqa: E402
 
 UNITS, UNIT_BYTES = 12, 2 * mmap.PAGESIZE
@@ -249,6 +249,25 @@ def test_no_addresses_on_a_gpu() -> None:
     with pytest.raises(ValueError, match="multiple"):
         CudaArena(CudaVirtualMemory(3, FakeDriver()), UNITS, UNIT_BYTES + 1)
     assert "cuMemCreate: 2" in str(CudaDriverError("cuMemCreate", "2"))
+
+
+def test_whole_pages_are_given_back() -> None:
+    page = mmap.PAGESIZE
+    memory = torch.ones(8 * page, dtype=torch.uint8)
+    first = -memory.data_ptr() % page
+    begin = memory.data_ptr() + first
+    # Nothing within a page but all of it is.
+    give_back(begin + 1, page - 1)
+    assert memory.all()
+    give_back(begin + page + 1, 3 * page)
+    inside = memory[first:]
+    # Before they are read, which maps a page of zeros.
+    assert resident_bytes(begin + 2 * page, 2 * page) == 0
+    assert inside[: 2 * page].all()
+    assert not inside[2 * page : 4 * page].any()
+    assert inside[4 * page :].all()
+    with pytest.raises(OSError, match="madvise"):
+        give_back(2**60, 4 * page)
 
 
 def test_resident_bytes_of_a_part() -> None:

@@ -66,6 +66,8 @@ def test_a_frozen_process_fails_sends_by_their_deadline(peer: Peer, sender: Data
     process, (one, two) = peer
     assert send(sender, one, "one", TIMEOUT_S) is None
     os.kill(process.pid, signal.SIGSTOP)
+    # It goes on for a moment, on another core.
+    os.waitpid(process.pid, os.WUNTRACED)
     assert isinstance(send(sender, one, "one", SOON_S), TransportError)
     assert isinstance(send(sender, two, "two", SOON_S), TransportError)
 
@@ -83,6 +85,8 @@ def test_a_process_that_runs_on_after_a_freeze_serves_new_transfers(peer: Peer, 
     process, (one, two) = peer
     assert send(sender, one, "one", TIMEOUT_S) is None
     os.kill(process.pid, signal.SIGSTOP)
+    # It goes on for a moment, on another core.
+    os.waitpid(process.pid, os.WUNTRACED)
     assert isinstance(send(sender, one, "one", SOON_S), TransportError)
     os.kill(process.pid, signal.SIGCONT)
     assert send(sender, two, "two", TIMEOUT_S) is None

@@ -1,5 +1,6 @@
 """A rank's part of moving layers, with two ranks in one process that check every step's KV."""
 
+import mmap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from meshift.backends.sglang.layer_plan import layer_pairs
 from meshift.backends.sglang.plugin.layers import facts, rank
 from meshift.backends.sglang.plugin.layers.loading import Loading
 from meshift.backends.sglang.plugin.layers.scheduled import Scheduled
+from meshift.backends.sglang.plugin.layers.stack import LayerStack
 from meshift.backends.sglang.plugin.layers.weights import LoadStopped
+from meshift.kv_memory.arena.cpu import resident_bytes
 from tests.unit.sglang.layer_ranks import LAYERS, LOOP, WIDTH, Pipeline, make_layer_weights, save_checkpoint
 
 EVEN = ((0, 4), (4, 8))
@@ -274,6 +277,19 @@ def test_weights_from_the_checkpoint_and_from_host_memory(tmp_path: Path) -> Non
     assert [weights.load(layer, lambda: False) for layer in (7, 1, 2)] == ["disk", "host", "host"]
     assert parameter is weights.stack.parameters(7)["weight"]
     assert [float(weights.stack.parameters(layer)["weight"].data.mean()) for layer in (7, 1, 2)] == [7.0, 1.0, 2.0]
+
+
+def test_memory_of_a_layer_really_goes() -> None:
+    layers = [torch.nn.Linear(512, 512) for _ in range(3)]
+    stack, weight = LayerStack(layers, torch.nn.Identity), layers[1].weight
+    address, size = weight.data_ptr(), 512 * 512 * 4
+    assert resident_bytes(address, size) == size
+    stack.release(1)
+    assert resident_bytes(address, size) <= 2 * mmap.PAGESIZE, "but for the ends, which share pages with others"
+    stack.take_memory(1)
+    weight.data.fill_(1.0)
+    assert (weight.data_ptr(), resident_bytes(address, size)) == (address, size)
+    assert stack.resident_bytes() == 3 * (size + 512 * 4)
 
 
 def test_weights_that_cant_be_loaded_leave_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.schemas import ASIDE_MAX, Schemas
 
@@ -56,6 +58,7 @@ def test_it_is_known_when_all_ranks_have_it() -> None:
     assert rank.answers == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_compiled_is_known_as_that() -> None:
     rank = Rank()
     rank.learn(1)

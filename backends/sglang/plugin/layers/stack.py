@@ -3,6 +3,9 @@
 SGLang builds only a stage's own layers. Here a rank builds all of them as one stack, so that each is bound to its
 neighbours as an inner one, and gives the memory of those that it doesn't own back at once: what that costs is one layer
 at a time. A layer's parameters keep their identity while their memory comes and goes.
+
+Host memory keeps its addresses and gives its pages back: a layer that is freed into the heap stays with the process
+wherever something small has come to lie behind it, which in time is everywhere.
 """
 
 import os
@@ -12,6 +15,7 @@ from typing import Any
 import torch
 
 from meshift.backends.sglang.plugin.activate import MOVABLE_LAYERS_VARIABLE
+from meshift.kv_memory.arena.cpu import give_back
 
 Build = Callable[..., Any]
 MODEL_PARTS = ("layers", "start_layer", "end_layer")
@@ -24,6 +28,7 @@ class LayerStack:
         """`missing` makes what stands in a model's list in place of a layer that isn't here."""
         self.layers = list(layers)
         self._missing = missing
+        self._released: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -38,19 +43,16 @@ class LayerStack:
 
     def resident_bytes(self) -> int:
         """Of all layers that have memory."""
-        return sum(
-            parameter.data.untyped_storage().nbytes()
-            for layer in range(len(self))
-            for parameter in self.parameters(layer).values()
-        )
+        return sum(self.byte_count(layer) for layer in range(len(self)) if layer not in self._released)
 
     def release(self, layer: int) -> None:
         """Give the memory of a layer back. Nothing may compute with it any more. Idempotent."""
-        for parameter in self.layers[layer].parameters():
-            parameter.data.untyped_storage().resize_(0)
+        self._released.add(layer)
+        _free(self.layers[layer])
 
     def take_memory(self, layer: int) -> None:
         """Memory for a layer's weights, with whatever is in it. Idempotent."""
+        self._released.discard(layer)
         for parameter in self.layers[layer].parameters():
             wanted = parameter.numel() * parameter.element_size()
             storage = parameter.data.untyped_storage()
@@ -70,6 +72,15 @@ def model_range(start: int, end: int, layers: int) -> tuple[int, int]:
     """Layers [start, end) as SGLang's models want them: the first one's boundary receives what the stage before has
     sent, also where the stage has no layers and computes none."""
     return (start, end) if start < end else (min(start, layers - 1),) * 2
+
+
+def _free(layer: torch.nn.Module) -> None:
+    for parameter in layer.parameters():
+        storage = parameter.data.untyped_storage()
+        if storage.device.type == "cpu":
+            give_back(storage.data_ptr(), storage.nbytes())
+        else:
+            storage.resize_(0)
 
 
 _built: LayerStack | None = None
@@ -96,12 +107,14 @@ def build_all(
     def build(idx: int, prefix: str) -> torch.nn.Module:
         layer: torch.nn.Module = layer_fn(idx=idx, prefix=prefix)
         if not start <= idx < end:
-            for parameter in layer.parameters():
-                parameter.data.untyped_storage().resize_(0)
+            # At once: there may be no room for all.
+            _free(layer)
         return layer
 
     layers = make(num_hidden_layers, build, pp_rank=None, pp_size=None, **rest)
     _built = LayerStack(layers, lambda: PPMissingLayer(return_tuple=rest.get("return_tuple", False)))
+    for layer in (*range(start), *range(end, num_hidden_layers)):
+        _built.release(layer)
     return _built.listed(start, end), *model_range(start, end, num_hidden_layers)
 
 

@@ -32,3 +32,9 @@ def make(tiny_folder: Path, tiny: ChatTokenizer) -> MakeShell:
 def shell(make: MakeShell) -> Shell:
     """An application with default settings."""
     return make()
+
+
+@pytest.fixture(scope="session")
+def refusing(tiny_folder: Path, tiny: ChatTokenizer) -> Shell:
+    """An application for all tests in which no request gets through to the core: it is the same after each."""
+    return make_shell(tiny_folder, tiny)

@@ -105,8 +105,8 @@ async def test_a_client_that_leaves_while_it_sends_gets_no_answer(shell: Shell) 
     ],
     ids=["empty", "cut", "bom", "utf-8", "surrogate", "deep", "comma", "number", "utf-16"],
 )
-async def test_what_is_no_json_is_refused(shell: Shell, body: bytes) -> None:
-    async with shell.client() as client:
+async def test_what_is_no_json_is_refused(refusing: Shell, body: bytes) -> None:
+    async with refusing.client() as client:
         response = await client.post(CHAT, content=body, headers=JSON)
     assert response.status_code == 400
     assert error_of(response)["code"] == "invalid_request"
@@ -114,16 +114,16 @@ async def test_what_is_no_json_is_refused(shell: Shell, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"5", b"null", b'"x"', b"[]", b"true"])
-async def test_a_body_must_be_an_object(shell: Shell, body: bytes) -> None:
-    async with shell.client() as client:
+async def test_a_body_must_be_an_object(refusing: Shell, body: bytes) -> None:
+    async with refusing.client() as client:
         response = await client.post(CHAT, content=body, headers=JSON)
     assert response.status_code == 400
     assert error_of(response)["param"] is None
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
-async def test_other_content_types_are_refused(shell: Shell, content_type: str) -> None:
-    async with shell.client() as client:
+async def test_other_content_types_are_refused(refusing: Shell, content_type: str) -> None:
+    async with refusing.client() as client:
         response = await client.post(CHAT, content=json.dumps(HELLO), headers={"content-type": content_type})
     assert response.status_code == 415
     assert error_of(response)["code"] == "unsupported_media_type"

@@ -148,8 +148,8 @@ async def test_a_cancel_that_hangs_does_not_hold_the_answer(make: MakeShell, cap
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/models/", "/redoc"])
-async def test_unknown_routes_are_not_found(shell: Shell, path: str) -> None:
-    response = await shell.get(path)
+async def test_unknown_routes_are_not_found(refusing: Shell, path: str) -> None:
+    response = await refusing.get(path)
     assert response.status_code == 404
     assert error_of(response)["code"] in ("not_found", "model_not_found")
     assert "x-request-id" in response.headers
@@ -159,8 +159,8 @@ async def test_unknown_routes_are_not_found(shell: Shell, path: str) -> None:
     ("method", "path"),
     [("GET", CHAT), ("PUT", CHAT), ("DELETE", "/v1/models"), ("POST", "/v1/models/tiny"), ("POST", "/health")],
 )
-async def test_wrong_methods_are_refused(shell: Shell, method: str, path: str) -> None:
-    async with shell.client() as client:
+async def test_wrong_methods_are_refused(refusing: Shell, method: str, path: str) -> None:
+    async with refusing.client() as client:
         response = await client.request(method, path)
     assert response.status_code == 405
     assert error_of(response)["code"] == "method_not_allowed"

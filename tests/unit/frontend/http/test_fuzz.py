@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshift.services.frontend.http.schemas import ChatRequest
+from tests.support.examples import examples
 from tests.unit.frontend.http.harness import CHAT, HELLO, Shell, error_of
 
 SCALARS = (
@@ -43,7 +44,7 @@ BODIES = VALUES | st.dictionaries(FIELDS, VALUES, max_size=6).flatmap(
     )
 )
 SETTINGS = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

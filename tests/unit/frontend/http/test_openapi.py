@@ -1,19 +1,22 @@
 """The OpenAPI document says what the validators do."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from meshift.services.frontend.http.schemas import ChatRequest, TextRequest
-from tests.unit.frontend.http.harness import HELLO, Shell
+from meshift.services.frontend.text.tokenizer import ChatTokenizer
+from tests.unit.frontend.http.harness import HELLO, Shell, make_shell
 from tests.unit.frontend.http.test_requests import HARMLESS, UNSUPPORTED
 
 
-async def document_of(shell: Shell) -> dict[str, Any]:
-    response = await shell.get("/openapi.json")
-    assert response.status_code == 200
-    return dict(response.json())
+@pytest.fixture(scope="module")
+def document(tiny_folder: Path, tiny: ChatTokenizer) -> dict[str, Any]:
+    """As every such application has it."""
+    return make_shell(tiny_folder, tiny).app.openapi()
 
 
 def validator(document: dict[str, Any], name: str) -> Draft202012Validator:
@@ -21,9 +24,13 @@ def validator(document: dict[str, Any], name: str) -> Draft202012Validator:
     return Draft202012Validator(schema)
 
 
-async def test_every_reference_leads_somewhere(shell: Shell) -> None:
-    document = await document_of(shell)
+async def test_it_is_served(shell: Shell, document: dict[str, Any]) -> None:
+    response = await shell.get("/openapi.json")
+    assert response.status_code == 200
+    assert response.json() == json.loads(json.dumps(document))
 
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     def walk(value: object) -> None:
         if isinstance(value, dict):
             if isinstance(value.get("$ref"), str):
@@ -38,8 +45,7 @@ async def test_every_reference_leads_somewhere(shell: Shell) -> None:
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
-async def test_it_lists_all_routes_and_fields(shell: Shell) -> None:
-    document = await document_of(shell)
+def test_it_lists_all_routes_and_fields(document: dict[str, Any]) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready"} <= set(document["paths"])
     for model in (ChatRequest, TextRequest):
         fields = {info.alias or name for name, info in model.model_fields.items()}
@@ -51,8 +57,7 @@ async def test_it_lists_all_routes_and_fields(shell: Shell) -> None:
         assert "422" not in responses
 
 
-async def test_its_examples_are_valid_and_served(shell: Shell) -> None:
-    document = await document_of(shell)
+async def test_its_examples_are_valid_and_served(shell: Shell, document: dict[str, Any]) -> None:
     shell.plays(*shell.say("x"))
     for path in ("/v1/chat/completions", "/v1/completions"):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -64,8 +69,7 @@ async def test_its_examples_are_valid_and_served(shell: Shell) -> None:
             assert response.status_code == 200, response.text
 
 
-async def test_answers_are_as_it_says(shell: Shell) -> None:
-    document = await document_of(shell)
+async def test_answers_are_as_it_says(shell: Shell, document: dict[str, Any]) -> None:
     shell.plays(*shell.say("Paris"))
     chat = await shell.post({**HELLO, "logprobs": True, "top_logprobs": 1})
     validator(document, "ChatCompletion").validate(chat.json())
@@ -74,8 +78,8 @@ async def test_answers_are_as_it_says(shell: Shell) -> None:
     validator(document, "ErrorEnvelope").validate((await shell.post({})).json())
 
 
-async def test_it_accepts_what_the_validator_accepts_and_refuses_what_it_refuses(shell: Shell) -> None:
-    check = validator(await document_of(shell), "ChatRequest")
+def test_it_accepts_what_the_validator_accepts_and_refuses_what_it_refuses(document: dict[str, Any]) -> None:
+    check = validator(document, "ChatRequest")
     assert check.is_valid(HELLO)
     assert check.is_valid({**HELLO, **{name: value for name, value in HARMLESS.items() if name != "stream_options"}})
     for name, value in UNSUPPORTED.items():
@@ -86,8 +90,8 @@ async def test_it_accepts_what_the_validator_accepts_and_refuses_what_it_refuses
 
 
 @pytest.mark.parametrize("prompt", ["a", [5], ["a", "b"], [[5], [6]]])
-async def test_it_knows_the_forms_of_a_prompt(shell: Shell, prompt: object) -> None:
-    check = validator(await document_of(shell), "TextRequest")
+def test_it_knows_the_forms_of_a_prompt(document: dict[str, Any], prompt: object) -> None:
+    check = validator(document, "TextRequest")
     assert check.is_valid({"model": "tiny", "prompt": prompt})
     assert not check.is_valid({"model": "tiny", "prompt": {}})
 

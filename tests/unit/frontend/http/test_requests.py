@@ -162,11 +162,11 @@ async def test_null_is_every_optional_field_s_default(shell: Shell) -> None:
         [[5, 1]],
     ],
 )
-async def test_a_bias_that_no_token_can_have_is_refused(shell: Shell, bias: object) -> None:
-    response = await shell.post({**HELLO, "logit_bias": bias})
+async def test_a_bias_that_no_token_can_have_is_refused(refusing: Shell, bias: object) -> None:
+    response = await refusing.post({**HELLO, "logit_bias": bias})
     assert response.status_code == 400
     assert error_of(response)["param"].partition(".")[0] == "logit_bias"
-    assert not shell.frontend.requests
+    assert not refusing.frontend.requests
 
 
 UNSUPPORTED = {
@@ -185,13 +185,13 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-async def test_fields_that_are_not_served_are_named(shell: Shell, name: str) -> None:
-    response = await shell.post({**HELLO, name: UNSUPPORTED[name]})
+async def test_fields_that_are_not_served_are_named(refusing: Shell, name: str) -> None:
+    response = await refusing.post({**HELLO, name: UNSUPPORTED[name]})
     assert response.status_code == 400
     error = error_of(response)
     assert (error["param"], error["code"], error["type"]) == (name, "unsupported", "invalid_request_error")
     assert name in error["message"]
-    assert not shell.frontend.requests
+    assert not refusing.frontend.requests
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -305,19 +305,19 @@ BAD_BODIES: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), BAD_BODIES)
-async def test_bad_fields_are_named(shell: Shell, body: dict[str, Any], param: str | None) -> None:
-    response = await shell.post(body)
+async def test_bad_fields_are_named(refusing: Shell, body: dict[str, Any], param: str | None) -> None:
+    response = await refusing.post(body)
     assert response.status_code == 400, response.text
     error = error_of(response)
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert error["code"] in ("invalid_request", "unsupported")
-    assert not shell.frontend.requests
+    assert not refusing.frontend.requests
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-async def test_numbers_must_be_finite(shell: Shell, value: str) -> None:
+async def test_numbers_must_be_finite(refusing: Shell, value: str) -> None:
     body = json.dumps({**HELLO, "temperature": 12345}).replace("12345", value)
-    async with shell.client() as client:
+    async with refusing.client() as client:
         response = await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert error_of(response)["param"] == "temperature"

@@ -18,11 +18,12 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshift.services.frontend.text.tokenizer import ChatTokenizer
+from tests.support.examples import examples
 from tests.unit.frontend.fake_frontend import Script
 from tests.unit.frontend.http.harness import make_shell
 
 EXAMPLES = 40
-"""Of each operation."""
+"""Of each operation, where properties get their usual number."""
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +92,9 @@ def test_the_document_is_served(document: OpenApiSchema, method: str, path: str)
     statuses: Counter[int] = Counter()
 
     @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
+        max_examples=examples(EXAMPLES),
         suppress_health_check=list(HealthCheck),
         database=None,
-        derandomize=True,
     )
     @given(case=operation.as_strategy() | operation.as_strategy(GenerationMode.NEGATIVE))
     def run(case: schemathesis.Case[Any]) -> None:

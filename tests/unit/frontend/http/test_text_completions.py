@@ -109,11 +109,11 @@ async def test_a_streamed_answer(shell: Shell) -> None:
         ({"prompt": "a", "max_tokens": 512}, "max_tokens"),
     ],
 )
-async def test_bad_fields_are_named(shell: Shell, body: dict[str, Any], param: str) -> None:
-    response = await shell.post_text(**body)
+async def test_bad_fields_are_named(refusing: Shell, body: dict[str, Any], param: str) -> None:
+    response = await refusing.post_text(**body)
     assert response.status_code == 400, response.text
     assert error_of(response)["param"] == param
-    assert not shell.frontend.requests
+    assert not refusing.frontend.requests
 
 
 async def test_long_prompts_are_tokenised_in_a_thread(shell: Shell) -> None:

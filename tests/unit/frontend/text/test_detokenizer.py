@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from meshift.services.frontend.text import detokenizer as module
 from meshift.services.frontend.text.detokenizer import Detokenizer, UnsupportedDecoder, detokenizer_factory
+from tests.support.examples import examples
 from tests.unit.frontend.text.tiny_model import tiny_tokenizer
 
 PIECES = ("▁", "▁▁", "▁hello", "wor", "ld", "▁你", "好", "ö", "�", "é", " x", ".", "##lo", "n't")
@@ -71,7 +72,7 @@ FACTORIES: dict[str, Callable[[], Detokenizer]] = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_deltas_are_final_and_add_up_to_the_whole(name: str, data: st.DataObject) -> None:
     tokens = data.draw(token_lists(TOKENIZERS[name]))

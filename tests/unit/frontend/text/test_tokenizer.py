@@ -145,6 +145,7 @@ assert not loaded, loaded
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prelude", ["", "sys.modules['torch'] = None"], ids=["torch as it is", "torch absent"])
 def test_torch_is_neither_needed_nor_loaded(tiny_folder: Path, prelude: str) -> None:
     code = TORCH_FREE.format(prelude=prelude, folder=str(tiny_folder))
