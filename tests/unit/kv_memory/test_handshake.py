@@ -77,7 +77,7 @@ def test_whoever_gives_up_or_dies_when_nobody_waits_for_ever(name: str) -> None:
     [
         World(3, CIRCLE, (REDUCE,), give_ups=1),
         World(3, ((0, 1), (1, 0), (1, 2), (2, 1)), (REDUCE,)),
-        World(2, BOTH_WAYS, STEPS, pieces=2, give_ups=2, deaths=1),
+        World(2, BOTH_WAYS, (STEP,), give_ups=1, deaths=1),
     ],
     ids=["circle, an end gives up", "neighbours, beside a collective", "both ways, all troubles"],
 )
