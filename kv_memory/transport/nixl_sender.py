@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import frames
@@ -13,24 +12,10 @@ from meshift.kv_memory.transport.incoming import ReceiveMemory
 from meshift.kv_memory.transport.limits import Pacer, TransportLimits
 from meshift.kv_memory.transport.nixl_link import NixlLink, fail, metadata_of
 from meshift.kv_memory.transport.nixl_receiver import pack_announcement
-from meshift.kv_memory.transport.outgoing import OutgoingTransfers, Turns, check
+from meshift.kv_memory.transport.outgoing import Outgoing, OutgoingTransfers, check
 
 PING_S = 0.5
 """While a send waits for its answer: that a peer is dead is told only to those who speak to it."""
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """One transfer; an `OutgoingTransfer`. All of its sends but one wait for their turn."""
-
-    turns: Turns = field(default_factory=Turns)
-    broken: str | None = None
-    users: int = 0
-
-    def break_(self, reason: str) -> None:
-        """As `OutgoingTransfer.break_`."""
-        self.broken = self.broken or reason
-        self.turns.fail(self.broken)
 
 
 class NixlSender:

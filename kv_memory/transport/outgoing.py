@@ -4,6 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from meshift.kv_memory.transport.base import TransportError
@@ -56,6 +57,20 @@ class Turns:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(TransportError(reason))
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One transfer; an `OutgoingTransfer`. All of its sends but one wait for their turn."""
+
+    turns: Turns = field(default_factory=Turns)
+    broken: str | None = None
+    users: int = 0
+
+    def break_(self, reason: str) -> None:
+        """As `OutgoingTransfer.break_`."""
+        self.broken = self.broken or reason
+        self.turns.fail(self.broken)
 
 
 TransferT = TypeVar("TransferT", bound=OutgoingTransfer)

@@ -10,7 +10,9 @@ import pytest
 from meshift.kv_memory.staging import StagingPool
 from meshift.kv_memory.transport import (
     Address,
+    DistributedTransport,
     FaultRates,
+    Gate,
     Link,
     MemoryFabric,
     MemoryTransport,
@@ -351,6 +353,10 @@ def test_factory() -> None:
     assert isinstance(create_transport("tcp"), TcpTransport)
     assert isinstance(create_transport("tcp", location="127.0.0.1:5000", limits=TransportLimits()), TcpTransport)
     assert isinstance(create_transport("nixl", staging=StagingPool(1)), NixlTransport)
+    gate = Gate()
+    distributed = create_transport("distributed", rank=2, gate=gate)
+    assert isinstance(distributed, DistributedTransport)
+    assert (distributed.rank, distributed.gate) == (2, gate)
     with pytest.raises(ValueError, match="fabric"):
         create_transport("memory", location="here")
     with pytest.raises(ValueError, match="pigeon"):

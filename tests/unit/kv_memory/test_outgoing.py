@@ -6,8 +6,7 @@ import pytest
 
 from meshift.kv_memory.transport import outgoing
 from meshift.kv_memory.transport.base import TransportError
-from meshift.kv_memory.transport.nixl_sender import Outgoing
-from meshift.kv_memory.transport.outgoing import OutgoingTransfers, Turns
+from meshift.kv_memory.transport.outgoing import Outgoing, OutgoingTransfers, Turns
 
 
 async def test_the_oldest_idle_transfer_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
