@@ -99,6 +99,7 @@ class RankInstance:
                 commands_address=link.commands_address,
                 reports_address=link.reports_address,
                 data_host=settings.data_host,
+                data_transport=settings.data_transport,
                 data_bytes_per_s=settings.data_bytes_per_s,
                 rendezvous_port=port,
             )

@@ -71,7 +71,9 @@ def run(spec_path: str) -> None:
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     outbox = Outbox(spec.reports_address)
-    context = RankContext(spec.rank, outbox, spec.reports_address, spec.data_host, spec.data_bytes_per_s)
+    context = RankContext(
+        spec.rank, outbox, spec.reports_address, spec.data_host, spec.data_transport, spec.data_bytes_per_s
+    )
     install(context)
     try:
         _serve(spec, context)

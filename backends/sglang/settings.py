@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from meshift.kv_memory.transport.base import DataTransport
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -61,6 +63,8 @@ class SglangSettings(BaseModel):
     data_host: str = "127.0.0.1"
     """The IP address of this host at which KV of requests arrives that move here; ports are the system's choice. The
     data plane is not encrypted: it must be an address in a trusted network."""
+    data_transport: DataTransport = "tcp"
+    """What KV travels by; the same at all instances between which requests move."""
     data_bytes_per_s: float | None = Field(default=None, gt=0.0)
     """What each rank sends at most of KV of requests that move away, all together; None: as fast as it goes."""
     verify_moves: bool = False

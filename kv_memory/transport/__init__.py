@@ -15,6 +15,7 @@ from meshift.kv_memory.transport.nixl import NIXL_LIMITS, NixlTransport
 from meshift.kv_memory.transport.tcp import TcpTransport
 
 __all__ = [
+    "NIXL_LIMITS",
     "Address",
     "DistributedTransport",
     "FaultRates",

@@ -6,9 +6,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from meshift.kv_memory.rectangle import Rectangle
+
+DataTransport = Literal["tcp", "nixl"]
+"""Schemes that an engine's ranks can send KV by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, BeforeValidator, Field
 
 from meshift.backends.base import Engine
+from meshift.kv_memory.transport.base import DataTransport
 
 if TYPE_CHECKING:
     from meshift.backends.sglang.settings import SglangSettings
@@ -56,6 +57,11 @@ class EngineSettings(BaseModel):
         description="IP address of this host at which KV of requests arrives that move here, at ports that the system "
         "chooses; it isn't encrypted, so: in a trusted network",
     )
+    data_transport: DataTransport = Field(
+        "tcp",
+        description="what KV that moves travels by, the same at all workers; "
+        "nixl (UCX: NVLink, RDMA) must be installed",
+    )
     data_bytes_per_s: float | None = Field(
         None, gt=0, description="what each rank sends of moving requests at most; without it, as fast as it goes"
     )
@@ -103,6 +109,7 @@ def sglang_settings(settings: EngineSettings) -> "SglangSettings":
         context_tokens_max=settings.context_tokens_max,
         threads_per_rank=settings.threads_per_rank,
         radix_cache=settings.prefix_cache,
+        data_transport=settings.data_transport,
         data_bytes_per_s=settings.data_bytes_per_s,
         start_timeout_s=settings.start_timeout_s,
         random_seed=settings.random_seed,

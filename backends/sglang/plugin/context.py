@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import zmq
 
 from meshift.backends.sglang import wire
+from meshift.kv_memory.transport.base import DataTransport
 
 REPORT_QUEUE_MAX = 1_000_000
 """Reports that wait for a worker that doesn't read, before the rank gives up."""
@@ -37,6 +38,7 @@ class RankContext:
     reports_address: str
     data_host: str
     """The address, of this host, at which others' KV arrives."""
+    data_transport: DataTransport = "tcp"
     data_bytes_per_s: float | None = None
     """What is sent of KV at most; None: no limit."""
 

@@ -3,14 +3,15 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from meshift.backends.sglang import wire_moves as wire
 from meshift.backends.sglang.plugin.context import Outbox
 from meshift.kernels.cpu.library import is_available
 from meshift.kv_memory.data_thread import DataThread, OnDone, OnQuiet
 from meshift.kv_memory.staging import StagingPool
-from meshift.kv_memory.transport import TransportLimits, create_transport
-from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
+from meshift.kv_memory.transport import NIXL_LIMITS, TransportLimits, create_transport
+from meshift.kv_memory.transport.base import Address, DataTransport, Patch, PatchHandler, TransportError
 
 START_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 5.0
@@ -38,16 +39,22 @@ class DataPlane:
     """One per rank. Methods are the step thread's; callbacks and handlers run on the data thread."""
 
     def __init__(
-        self, rank: int, host: str, make_outbox: Callable[[], Outbox], limits: TransportLimits | None = None
+        self,
+        rank: int,
+        host: str,
+        make_outbox: Callable[[], Outbox],
+        transport: DataTransport = "tcp",
+        bytes_per_s: float | None = None,
     ) -> None:
         self.staging = StagingPool(STAGING_BYTES)
         self._rank = rank
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
         self._lock = threading.Lock()
+        limits = replace(NIXL_LIMITS if transport == "nixl" else TransportLimits(), bytes_per_s=bytes_per_s)
         self._thread = DataThread(
             lambda: create_transport(
-                "tcp", location=host, rank=rank, staging=self.staging, limits=limits, compiled=is_available()
+                transport, location=host, rank=rank, staging=self.staging, limits=limits, compiled=is_available()
             ),
             name="meshift-data",
         )

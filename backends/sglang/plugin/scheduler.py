@@ -16,7 +16,6 @@ from meshift.backends.sglang.plugin.agent import RankAgent
 from meshift.backends.sglang.plugin.capacity import REQUEST_SLACK_TOKENS, KvCapacity
 from meshift.backends.sglang.plugin.data_plane import DataPlane
 from meshift.backends.sglang.plugin.kv import describe
-from meshift.kv_memory.transport import TransportLimits
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]
@@ -33,7 +32,8 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             here.rank,
             here.data_host,
             lambda: context.Outbox(here.reports_address),
-            TransportLimits(bytes_per_s=here.data_bytes_per_s),
+            here.data_transport,
+            here.data_bytes_per_s,
         )
         self.data_plane.start()
         # The sockets' threads exist now, the computing ones don't yet: only those are born with this.

@@ -11,12 +11,12 @@ from meshift.services.worker.engines import EngineSettings, build_engine, sglang
 from meshift.services.worker.main import WorkerSettings
 from tests.contract.engine_kit import CollectingListener
 
-DATA: dict[str, Any] = {"data_host": "127.0.0.2", "data_bytes_per_s": 5e6}
+DATA: dict[str, Any] = {"data_host": "127.0.0.2", "data_transport": "nixl", "data_bytes_per_s": 5e6}
 
 
 def test_the_data_plane_of_sglang_is_where_it_is_said() -> None:
     settings = sglang_settings(EngineSettings(**DATA))
-    assert (settings.data_host, settings.data_bytes_per_s) == ("127.0.0.2", 5e6)
+    assert (settings.data_host, settings.data_transport, settings.data_bytes_per_s) == ("127.0.0.2", "nixl", 5e6)
     assert sglang_settings(EngineSettings()).data_host == "127.0.0.1"
 
 
