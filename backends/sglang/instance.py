@@ -153,8 +153,14 @@ class RankInstance:
         assert self._link is not None
         self._link.send(command)
 
+    def _check_up(self) -> None:
+        # A question of now would be put to nobody, and nobody would give it up.
+        if not self.is_up:
+            raise ConnectionError("the ranks are lost")
+
     async def ask_integrity(self, timeout_s: float) -> list[wire.IntegrityReport]:
         """Every rank's report of one iteration, in rank order. Raises TimeoutError or ConnectionError."""
+        self._check_up()
         with self.questions.ask() as question:
             self.send(wire.CheckIntegrity(nonce=question.nonce))
             answers = await question.answers(timeout_s)
@@ -162,6 +168,7 @@ class RankInstance:
 
     async def resize(self, capacity: int, preempt: bool, timeout_s: float) -> list[wire.KvResized]:
         """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        self._check_up()
         with self.questions.ask() as question:
             self.send(wire.ResizeKv(nonce=question.nonce, capacity=capacity, preempt=preempt))
             answers = await question.answers(timeout_s)
@@ -169,6 +176,7 @@ class RankInstance:
 
     async def ask_memory(self, timeout_s: float) -> list[wire.KvMemory]:
         """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
+        self._check_up()
         with self.questions.ask() as question:
             self.send(wire.AskMemory(nonce=question.nonce))
             answers = await question.answers(timeout_s)

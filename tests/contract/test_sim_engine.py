@@ -1,4 +1,5 @@
-"""The simulated engine passes the engine suites: in virtual time, step by step and skipping, and on a real clock."""
+"""The simulated engine passes the engine suites: in virtual time, step by step and skipping; on a real clock; and with
+real sockets."""
 
 import random
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from tests.contract.engine_kit import CollectingListener, MovePair, Rig, Stream
 from tests.contract.engine_move_suite import EngineMoveSuite
 from tests.contract.engine_resize_suite import EngineResizeSuite, resize
 from tests.contract.engine_suite import EngineGenerationSuite, EngineStopSuite
+from tests.support.socket_loop import SocketLoop
 
 SEED = 7
 MODES: list[tuple[bool, Emit]] = [(False, "step"), (True, "step"), (True, "edges")]
@@ -123,7 +125,9 @@ class TestMoves(EngineMoveSuite):
         await destination.engine.stop(1.0)
 
 
-class TestMovesOverTcpOnARealClock(EngineMoveSuite):
+class TestMovesOverTcp(EngineMoveSuite):
+    loop_factory = SocketLoop
+
     @pytest.fixture
     async def pair(self) -> AsyncIterator[MovePair]:
         source, destination = [

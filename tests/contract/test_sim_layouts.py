@@ -12,6 +12,7 @@ from meshift.schemas.layouts import CommitMode, LayoutFlags, LayoutRefusal, spli
 from meshift.services.simulation.virtual_time import VirtualTimeLoop
 from tests.contract.engine_layout_suite import EngineLayoutSuite, LayoutRig
 from tests.contract.test_sim_engine import MODES, REAL_SPEED, start_rig
+from tests.support.socket_loop import SocketLoop
 
 PIPELINES = [
     SimPipeline.even(1, 32),
@@ -41,7 +42,11 @@ class TestLayouts(EngineLayoutSuite):
         await rig.engine.stop(1.0)
 
 
-class TestLayoutsOnARealClock(EngineLayoutSuite):
+class TestLayoutsInSeconds(EngineLayoutSuite):
+    """On a clock that doesn't count nanoseconds, as real ones are."""
+
+    loop_factory = SocketLoop
+
     @pytest.fixture
     async def rig(self) -> AsyncIterator[LayoutRig]:
         pipeline = SimPipeline.even(2, 32).model_copy(update={"load_bytes_per_s": 10**12, "copy_bytes_per_s": 10**12})
