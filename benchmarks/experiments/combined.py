@@ -101,6 +101,8 @@ def ways(cluster: Cluster, policies: Sequence[PolicyName]) -> list[Way]:
         gradual = base.scheduling.replaced({"migration": {"inflate_over_s": GRADUAL_S}})
         told.append(("meshift, gradual", "meshift", base.model_copy(update={"scheduling": gradual})))
         maximum = usage.model_copy(update={"combination": "maximum"})
+        published = base.scheduling.replaced({"scaling": {"figure": "ratio"}})
+        told.append(("meshift, scaled as published", "meshift", base.model_copy(update={"scheduling": published})))
         told.append(("meshift, maximum", "meshift", base.model_copy(update={"usage": maximum})))
     return told
 

@@ -25,14 +25,14 @@ from meshift.services.periodic import Periodic
 from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
 from meshift.services.scheduler.decisions import DecisionLog
-from meshift.services.scheduler.dispatching import DispatchIndexes
+from meshift.services.scheduler.dispatching import DispatchIndexes, seen_by
 from meshift.services.scheduler.holding import Holding
 from meshift.services.scheduler.migration import Migration
 from meshift.services.scheduler.operators import OperatorEndpoints
+from meshift.services.scheduler.policy.demand import HeldDemand
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.pairing import PairingPlan, PairingRounds
-from meshift.services.scheduler.policy.scaling import HeldDemand
 from meshift.services.scheduler.policy.settings import PolicySettings
 from meshift.services.scheduler.policy.snapshots import kept_observations
 from meshift.services.scheduler.scaling import Scaler
@@ -269,13 +269,16 @@ class SchedulerCore:
             return decision
 
     def _decide(self, request: DispatchRequest) -> DispatchDecision:
-        settings, may_wait = self.settings, request.may_wait
+        settings, may_wait, execution = self.settings, request.may_wait, request.priority.execution
         if request.excluded:
             # Seldom: after a failure. Places and turns are then those of the others.
             candidates = [item for item in self._candidates(request.model) if item.owner not in request.excluded]
-            decision = choose_instance(candidates, request.demand, self._turn, settings, may_wait=may_wait)
+            seen = seen_by(execution, candidates) if settings.sees_classes else candidates
+            decision = choose_instance(seen, request.demand, self._turn, settings, may_wait=may_wait)
         else:
-            decision = self._indexes.choose(request.model, request.demand, self._turn, settings, may_wait=may_wait)
+            decision = self._indexes.choose(
+                request.model, request.demand, self._turn, settings, may_wait=may_wait, execution=execution
+            )
         if decision is None:
             raise self._nowhere(request.model)
         return decision

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshift.schemas.instances import DispatchRequest
+from meshift.services.scheduler.policy.demand import HeldDemand
 from meshift.services.scheduler.policy.dispatch import DispatchDecision
-from meshift.services.scheduler.policy.scaling import HeldDemand
 from meshift.services.scheduler.policy.waiting import WaitingLine
 
 HELD_MAX = 512

@@ -15,8 +15,9 @@ from meshift.schemas.steering import DecisionSubject
 from meshift.services.bus.base import Bus
 from meshift.services.scheduler.counters import SchedulerCounters
 from meshift.services.scheduler.decisions import DecisionLog
+from meshift.services.scheduler.policy.demand import HeldDemand
 from meshift.services.scheduler.policy.observation import InstanceObservation
-from meshift.services.scheduler.policy.scaling import HeldDemand, ScalingAction, ScalingDecision, ScalingState, scale
+from meshift.services.scheduler.policy.scaling import ScalingAction, ScalingDecision, ScalingState, scale
 from meshift.services.scheduler.policy.settings import ScalingSettings
 
 logger = logging.getLogger(__name__)
@@ -159,13 +160,20 @@ class Scaler:
     async def _act(self, decision: ScalingDecision, launcher: LauncherReport | None, settings: ScalingSettings) -> None:
         try:
             if decision.action is ScalingAction.START and launcher is not None:
-                await self._launch(launcher, settings)
+                for _ in range(decision.count):
+                    await self._launch(launcher, settings)
+                    launcher = self._roomiest(launcher.model)
+                    if launcher is None:
+                        break
             elif decision.owner is not None:
                 await self._release(decision.owner, launcher)
         except MeshError as error:
             self._counters.scaling_failures += 1
             level = logging.ERROR if isinstance(error, Stale) else logging.WARNING
             logger.log(level, "%s failed: %s", decision.explain().decision, error)
+
+    def _roomiest(self, model: str) -> LauncherReport | None:
+        return launcher_for([heard for heard in self._by_id() if heard.report.model == model])[0]
 
     async def _launch(self, launcher: LauncherReport, settings: ScalingSettings) -> None:
         held = sum(item.state is not LaunchState.RELEASING for item in launcher.instances)

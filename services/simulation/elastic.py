@@ -52,10 +52,14 @@ class Elastic:
         if decision.dry_run:
             return
         if decision.action is ScalingAction.START:
-            name = f"worker-{self._number}"
-            self._number += 1
-            task = asyncio.get_running_loop().create_task(self._mesh.start_worker(name), name=f"start {name}")
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+            for _ in range(decision.count):
+                self._begin()
         elif decision.owner is not None:
             self._mesh.retire(decision.owner.instance_id, DRAIN_DEADLINE_S)
+
+    def _begin(self) -> None:
+        name = f"worker-{self._number}"
+        self._number += 1
+        task = asyncio.get_running_loop().create_task(self._mesh.start_worker(name), name=f"start {name}")
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)

@@ -224,6 +224,7 @@ async def test_a_mesh_grows_and_shrinks_by_itself(tmp_path: Path) -> None:
     settings = {
         "MESHIFT_CAPACITY_TOKENS": "1024",
         "MESHIFT_SIM_SPEED": "4",
+        "MESHIFT_SCHEDULING__SCALING__CALM_S": "1",
         "MESHIFT_SCHEDULING__SCALING__SUSTAIN_S": "1",
         "MESHIFT_SCALING_INTERVAL_S": "0.2",
     }

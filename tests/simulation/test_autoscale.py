@@ -19,7 +19,13 @@ from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from tests.support.mesh_kit import read, request, tokens_of
 
 COLD = SimParameters(capacity=4000, cold_start_ns=5_000_000_000)
-SCALING: dict[str, Any] = {"enabled": True, "sustain_s": 2.0, "instances_max": 3, "start_timeout_s": 20.0}
+SCALING: dict[str, Any] = {
+    "enabled": True,
+    "calm_s": 5.0,
+    "sustain_s": 2.0,
+    "instances_max": 3,
+    "start_timeout_s": 20.0,
+}
 LONG_S = 90.0
 """Until an idle mesh is as small as may be."""
 
@@ -112,7 +118,19 @@ def test_it_grows_under_load_and_comes_down_at_zero_traffic() -> None:
     play(scenario)
 
 
-def test_a_cold_start_of_minutes_launches_one_at_a_time() -> None:
+def test_a_cold_start_launches_what_is_wanted_and_no_more() -> None:
+    async def scenario(scaled: Scaled) -> None:
+        tasks = scaled.load(3, 500)
+        await asyncio.sleep(2.0)
+        assert len(scaled.launcher.launched) == 1
+        await asyncio.sleep(3.0)
+        assert len(scaled.launcher.launched) == 1, "it is capacity to come"
+        assert [await task for task in tasks] == [500] * 3
+
+    play(scenario, scaling={"load": 0.8})
+
+
+def test_by_decode_steps_one_is_launched_at_a_time() -> None:
     async def scenario(scaled: Scaled) -> None:
         tasks = scaled.load(3, 2000)
         await asyncio.sleep(4.5)
@@ -121,7 +139,7 @@ def test_a_cold_start_of_minutes_launches_one_at_a_time() -> None:
         assert len(scaled.launcher.launched) == 1, "it is capacity to come"
         assert [await task for task in tasks] == [2000] * 3
 
-    play(scenario)
+    play(scenario, scaling={"figure": "ratio"})
 
 
 def test_a_dry_run_launches_nothing_and_says_what_it_would() -> None:
@@ -141,6 +159,9 @@ def test_it_is_switched_on_while_it_runs() -> None:
         await asyncio.sleep(5.0)
         assert scaled.launcher.launched == []
         await scaled.mesh.frontends["frontend-0"].steering.change_policy({"scaling": {"enabled": True}})
+        await asyncio.sleep(2.0)
+        assert len(scaled.launcher.launched) == 2
+        assert scaled.scheduler.counters.scalings == {"start": 1}, "both at once"
         assert await scaled.watched(tasks) == [400] * 8
         assert scaled.launcher.launched
 
@@ -179,7 +200,7 @@ def test_a_start_that_never_comes_up_is_given_up_and_does_not_block() -> None:
         assert scaled.service.failures == 1
         assert max(scaled.sizes) >= 2
 
-    play(scenario, faults=lambda number: StartFault.HANGS if number == 0 else None)
+    play(scenario, scaling={"instances_max": 2}, faults=lambda number: StartFault.HANGS if number == 0 else None)
 
 
 def test_starts_that_always_fail_are_tried_ever_more_rarely() -> None:

@@ -70,6 +70,9 @@ class DispatchDecision:
 TIER_FULL, TIER_WAITS, TIER_NEGATIVE, TIER_FITS = range(4)
 """Where it would lengthen a queue; where it waits next; where it fits, but headroom is kept free; where it fits."""
 
+LAST = 1e12
+"""More tokens than any instance has."""
+
 Ranker = Callable[[InstanceObservation, int, int, PolicySettings], Rank]
 
 
@@ -143,6 +146,15 @@ def reach(instance: InstanceObservation, settings: DispatchSettings) -> float:
     return room - settings.margin_steps * (report.running + instance.charged_requests + 1)
 
 
+def preference(instance: InstanceObservation) -> float:
+    """meshift: the greater, the better, of instances where the prompt fits; those with negative freeness come last."""
+    freeness = dispatch_freeness(instance)
+    if instance.execution <= 0:
+        return freeness
+    load = float(memory_load(instance))
+    return -load if freeness >= 0 else -load - LAST
+
+
 def takes_waiting(instance: InstanceObservation, settings: DispatchSettings) -> bool:
     """Whether one more prompt may wait there."""
     return not settings.hold or instance.waiting < settings.waiting_max
@@ -154,10 +166,11 @@ def rank_instance(instance: InstanceObservation, demand: int, place: int, settin
 
 
 def _by_fit(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
-    """meshift. Where it fits, the freest; else where it is next and the least is missing."""
+    """meshift. Where it fits, the freest, or for one of high priority the least loaded: its steps are the fastest, and
+    more of its class may be there already, from which others were moved away. Else where it is next and the least is
+    missing."""
     if fits(instance, demand, settings.dispatch):
-        freeness = dispatch_freeness(instance)
-        return Rank(TIER_FITS if freeness >= 0 else TIER_NEGATIVE, freeness, turn)
+        return Rank(TIER_FITS if dispatch_freeness(instance) >= 0 else TIER_NEGATIVE, preference(instance), turn)
     waits = takes_waiting(instance, settings.dispatch)
     return Rank(TIER_WAITS if waits else TIER_FULL, float(instance.room), turn)
 
@@ -197,6 +210,8 @@ def _reason(
         text = f"its turn among {count}"
     elif settings.policy in ("infaas++", "central"):
         text = f"load of {-rank.value:.0f} tokens, least of {count}"
+    elif settings.policy == "meshift" and placed and chosen.execution > 0:
+        text = f"load of {memory_load(chosen)} tokens, least of {count} for its class"
     elif settings.policy == "meshift" and not placed:
         text = f"room for {chosen.room} tokens, most of {count}"
     else:

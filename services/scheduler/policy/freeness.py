@@ -17,7 +17,7 @@ def dispatch_freeness(instance: InstanceObservation, headroom: bool = True) -> f
     report = instance.report
     usage = report.used + report.reserved + report.queued_demand + instance.charged_tokens + instance.moving_in
     if headroom:
-        usage += report.headroom
+        usage += instance.headroom
     return (report.capacity - usage) / max(report.running + instance.charged_requests, 1)
 
 

@@ -7,6 +7,7 @@ from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.dispatch import (
     DispatchDecision,
     decide_for,
+    preference,
     rank_instance,
     reach,
     takes_waiting,
@@ -33,7 +34,7 @@ def _fit_figures(instance: InstanceObservation, settings: PolicySettings) -> Fig
     room = float(instance.room)
     waits = takes_waiting(instance, settings.dispatch)
     return {
-        "freeness": dispatch_freeness(instance),
+        "preference": preference(instance),
         "reach": reach(instance, settings.dispatch),
         "waits": room if waits else None,
         "full": None if waits else room,
@@ -119,7 +120,7 @@ class DispatchIndex:
 
     def _best(self, demand: int, first: int) -> int:
         if self.settings.policy == "meshift":
-            places = (self._freest_fitting(demand, first), self._orders["waits"].best(first))
+            places = (self._best_fitting(demand, first), self._orders["waits"].best(first))
             return next((place for place in places if place is not None), self._fullest(first))
         best = self._orders["best"].best(first) if "best" in self._orders else None
         return first if best is None else best
@@ -128,20 +129,20 @@ class DispatchIndex:
         best = self._orders["full"].best(first)
         return first if best is None else best
 
-    def _freest_fitting(self, demand: int, first: int) -> int | None:
+    def _best_fitting(self, demand: int, first: int) -> int | None:
         count = self._orders["reach"].at_least(demand)
         if not count:
             return None
         if count <= FEW:
-            return self._freest_of([place for _, place in self._orders["reach"].first(count)], first)
+            return self._preferred_of([place for _, place in self._orders["reach"].first(count)], first)
         reaches = self._orders["reach"]
-        for value, place in self._orders["freeness"]:
+        for value, place in self._orders["preference"]:
             if reaches.figure(place) >= demand:
                 # Of those that are as free, the one whose turn comes first.
-                equal = self._orders["freeness"].equal_from(value, first)
+                equal = self._orders["preference"].equal_from(value, first)
                 return next(other for other in equal if reaches.figure(other) >= demand)
         return None
 
-    def _freest_of(self, places: Sequence[int], first: int) -> int:
-        freeness, count = self._orders["freeness"], len(self)
-        return max(places, key=lambda place: (freeness.figure(place), -((place - first) % count)))
+    def _preferred_of(self, places: Sequence[int], first: int) -> int:
+        preferred, count = self._orders["preference"], len(self)
+        return max(places, key=lambda place: (preferred.figure(place), -((place - first) % count)))

@@ -21,6 +21,9 @@ class InstanceObservation:
 
     blocked_s: float = inf
     """How long the head of its queue has waited for room, as reports showed it."""
+    execution: int = 0
+    """For a request of which execution priority it is looked at: what is kept free for its class, or for lower ones, is
+    not kept free from it."""
 
     @property
     def owner(self) -> Owner:
@@ -30,6 +33,15 @@ class InstanceObservation:
     def is_draining(self) -> bool:
         """It gives everything away and takes nothing."""
         return self.report.state is InstanceState.DRAINING
+
+    @property
+    def headroom(self) -> int:
+        """What classes above the request's keep free of it. Reports tell only the headroom of all classes together,
+        which may be less than the sum of theirs."""
+        if self.execution <= 0:
+            return self.report.headroom
+        above = sum(item.headroom for item in self.report.classes if item.execution > self.execution)
+        return min(self.report.headroom, above)
 
     @property
     def free(self) -> int:

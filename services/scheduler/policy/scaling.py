@@ -1,10 +1,19 @@
-"""Auto-scaling: how many instances (Llumnix, section 4.4.3), from load without headroom, queues or fake requests."""
+"""Auto-scaling: how many instances. By the load of the cluster's memory (ours), or by decode steps in reserve (Llumnix,
+section 4.4.3), without headroom, queues or fake requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshift.schemas.identity import Owner
+from meshift.services.scheduler.policy.demand import (
+    NO_PEAKS,
+    NOTHING_HELD,
+    HeldDemand,
+    Peaks,
+    demand_of,
+    wanted_instances,
+)
 from meshift.services.scheduler.policy.observation import Alternative, Explanation, InstanceObservation
 from meshift.services.scheduler.policy.settings import ScalingFigure, ScalingSettings
 
@@ -28,17 +37,9 @@ class ScalingState:
     """When instances were asked for that haven't reported yet: capacity to come."""
     known: int = 0
     """Live instances at the last look."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldDemand:
-    """Of prompts that wait at the scheduler, in no instance's report. Tokens."""
-
-    total: int = 0
-    largest: int = 0
-
-
-NOTHING_HELD = HeldDemand()
+    peaks: Peaks = NO_PEAKS
+    peaks_since_s: float | None = None
+    """Since when peaks are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class ScalingDecision:
     starting: int
     candidates: tuple[tuple[Owner, int], ...] = ()
     """Those that could be drained, and their running requests."""
+    count: int = 1
+    """How many to start."""
+    demand: int = 0
+    """Tokens that requests hold or wait for."""
 
     def explain(self) -> Explanation:
         """The figure, the counts, and who else could have been drained."""
@@ -62,8 +67,15 @@ class ScalingDecision:
             Alternative(str(owner), {"running": float(running)}, "" if owner == self.owner else "runs more requests")
             for owner, running in self.candidates
         )
-        inputs = {"freeness": self.freeness, "live": self.live, "starting": self.starting, "dry_run": self.dry_run}
-        return Explanation(f"{self.action} {self.owner or ''}".strip(), self.why, inputs, alternatives)
+        inputs = {
+            "freeness": self.freeness,
+            "demand": self.demand,
+            "live": self.live,
+            "starting": self.starting,
+            "dry_run": self.dry_run,
+        }
+        several = f" {self.count} instances" if self.action is ScalingAction.START and self.count > 1 else ""
+        return Explanation(f"{self.action}{several} {self.owner or ''}".strip(), self.why, inputs, alternatives)
 
 
 def cluster_freeness(
@@ -102,43 +114,74 @@ def scale(
     now_s: float,
     held: HeldDemand = NOTHING_HELD,
 ) -> tuple[ScalingDecision, ScalingState]:
-    """One look at the live instances (the draining ones included), and at what waits for them at the scheduler. One
-    is started or drained at a time, and the figure must stay beyond the range for `sustain_s` anew for the next."""
+    """One look at the live instances (the draining ones included), and at what waits for them at the scheduler. By the
+    load as many are started at once as are missing; by decode steps one at a time, and the figure must stay beyond the
+    range for `sustain_s` anew for the next. One is drained at a time."""
     serving = [item for item in instances if not item.is_draining]
     state = _after_starts(state, len(serving), settings, now_s)
     capacity = max((item.report.capacity for item in instances), default=0)
     freeness = cluster_freeness(serving, settings.figure, len(state.starting), capacity)
+    demand = demand_of(instances, held)
     short = settings.shortage and bool(serving) and is_short(serving, held)
-    state = _after_figure(state, freeness, short, settings, now_s)
-    total = len(serving) + len(state.starting)
-    action, why = _decide(state, freeness, total, len(serving), settings, now_s)
-    idlest = min(serving, key=lambda item: (item.report.running, item.report.used, item.owner), default=None)
-    if action is ScalingAction.DRAIN and settings.shortage and not _is_spare(idlest, serving):
-        action, why = ScalingAction.NOTHING, f"{why}, but the others have no room for what the idlest one holds"
-    owner = idlest.owner if action is ScalingAction.DRAIN and idlest is not None else None
+    if settings.figure == "load":
+        wanted = wanted_instances(demand, serving, settings)
+        state = _after_demand(state, wanted, len(serving), short, settings, now_s)
+        action, count, why = _decide_by_load(state, wanted, demand, len(serving), settings, now_s)
+    else:
+        state = _after_figure(state, freeness, short, settings, now_s)
+        action, why = _decide(state, freeness, len(serving), settings, now_s)
+        count = 1
+    action, owner, why = _whom(action, serving, settings, why)
     drainable = tuple((item.owner, item.report.running) for item in serving) if owner is not None else ()
+    dry_run, begun = settings.dry_run, len(state.starting)
     decision = ScalingDecision(
-        action, owner, freeness, why, settings.dry_run, len(serving), len(state.starting), drainable
+        action, owner, freeness, why, dry_run, len(serving), begun, drainable, count=count, demand=demand
     )
-    if action is ScalingAction.START:
-        begun = state.starting if settings.dry_run else (*state.starting, now_s)
-        state = replace(state, starting=begun, low_since_s=now_s, short_since_s=now_s)
-    elif action is ScalingAction.DRAIN:
-        state = replace(state, high_since_s=now_s, known=state.known - (not settings.dry_run))
-    return decision, state
+    return decision, _after_decision(state, decision, now_s)
 
 
-def _is_spare(idlest: InstanceObservation | None, serving: Sequence[InstanceObservation]) -> bool:
-    """Whether the others can take what it holds."""
-    if idlest is None:
-        return False
-    return sum(item.free for item in serving if item is not idlest) >= idlest.report.used
+def _whom(
+    action: ScalingAction, serving: Sequence[InstanceObservation], settings: ScalingSettings, why: str
+) -> tuple[ScalingAction, Owner | None, str]:
+    """The idlest is drained, if the others can take what it holds."""
+    if action is not ScalingAction.DRAIN:
+        return action, None, why
+    idlest = min(serving, key=lambda item: (item.report.running, item.report.used, item.owner))
+    room = sum(item.free for item in serving if item is not idlest)
+    if settings.shortage and room < idlest.report.used:
+        return ScalingAction.NOTHING, None, f"{why}, but the others have no room for what the idlest one holds"
+    return action, idlest.owner, why
+
+
+def _after_decision(state: ScalingState, decision: ScalingDecision, now_s: float) -> ScalingState:
+    """What a dry run told it tells again after as long as it takes to be sure."""
+    if decision.action is ScalingAction.START:
+        begun = state.starting if decision.dry_run else (*state.starting, *[now_s] * decision.count)
+        return replace(state, starting=begun, low_since_s=now_s, short_since_s=now_s)
+    if decision.action is ScalingAction.NOTHING:
+        return state
+    if decision.dry_run:
+        return replace(state, high_since_s=now_s, peaks=NO_PEAKS, peaks_since_s=now_s)
+    return replace(state, high_since_s=now_s, known=state.known - 1)
 
 
 def _after_starts(state: ScalingState, serving: int, settings: ScalingSettings, now_s: float) -> ScalingState:
     arrived = max(0, serving - state.known)
     starting = [begun for begun in state.starting[arrived:] if now_s - begun < settings.start_timeout_s]
     return replace(state, starting=tuple(starting), known=serving)
+
+
+def _after_demand(
+    state: ScalingState, wanted: int, serving: int, short: bool, settings: ScalingSettings, now_s: float
+) -> ScalingState:
+    missing = wanted > serving + len(state.starting)
+    return replace(
+        state,
+        low_since_s=_since(state.low_since_s, missing, now_s),
+        peaks=state.peaks.after(wanted, now_s, settings.calm_s),
+        peaks_since_s=now_s if state.peaks_since_s is None else state.peaks_since_s,
+        short_since_s=_since(state.short_since_s, short, now_s),
+    )
 
 
 def _after_figure(
@@ -158,16 +201,37 @@ def _since(before_s: float | None, holds: bool, now_s: float) -> float | None:
     return now_s if before_s is None else before_s
 
 
+def _lasts(since_s: float | None, settings: ScalingSettings, now_s: float) -> bool:
+    return since_s is not None and now_s - since_s >= settings.sustain_s
+
+
+def _decide_by_load(
+    state: ScalingState, wanted: int, demand: int, serving: int, settings: ScalingSettings, now_s: float
+) -> tuple[ScalingAction, int, str]:
+    total = serving + len(state.starting)
+    figure = f"{demand} tokens held or waited for, {serving} instances and {total - serving} starting"
+    if total < settings.instances_min:
+        return ScalingAction.START, settings.instances_min - total, f"fewer than {settings.instances_min}: {figure}"
+    # Requests hold memory for seconds: what is wanted for a moment is wanted. A dry run doesn't say it at each look.
+    if wanted > total and (_lasts(state.low_since_s, settings, now_s) or not settings.dry_run):
+        return ScalingAction.START, wanted - total, f"{wanted} are wanted: {figure}"
+    if total == serving < settings.instances_max and _lasts(state.short_since_s, settings, now_s):
+        return ScalingAction.START, 1, f"prompts wait that have room nowhere: {figure}"
+    calm = state.peaks_since_s is not None and now_s - state.peaks_since_s >= settings.calm_s
+    if calm and state.peaks.most < serving == total and state.short_since_s is None:
+        return ScalingAction.DRAIN, 1, f"{state.peaks.most} were wanted at most for {settings.calm_s:g} s: {figure}"
+    return ScalingAction.NOTHING, 1, f"{wanted} are wanted: {figure}"
+
+
 def _decide(
-    state: ScalingState, freeness: float, total: int, serving: int, settings: ScalingSettings, now_s: float
+    state: ScalingState, freeness: float, serving: int, settings: ScalingSettings, now_s: float
 ) -> tuple[ScalingAction, str]:
+    total = serving + len(state.starting)
     figure = f"freeness {freeness:.1f} of {serving} instances and {total - serving} starting"
     if total < settings.instances_min:
         return ScalingAction.START, f"{total} instances, at least {settings.instances_min} are wanted"
-    low, short, high = (
-        since_s is not None and now_s - since_s >= settings.sustain_s
-        for since_s in (state.low_since_s, state.short_since_s, state.high_since_s)
-    )
+    since = (state.low_since_s, state.short_since_s, state.high_since_s)
+    low, short, high = (_lasts(since_s, settings, now_s) for since_s in since)
     if (low or short) and total >= settings.instances_max:
         return ScalingAction.NOTHING, f"{figure}: too low, but {total} are the most allowed"
     if low:

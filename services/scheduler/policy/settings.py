@@ -24,9 +24,10 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 OUT_BELOW, IN_ABOVE = 3.0, 30.0
 OUT_BELOW_MESHIFT, IN_ABOVE_MESHIFT = 10.0, 200.0
 
-ScalingFigure = Literal["ratio", "mean"]
-"""What of the cluster is held in the target range: `sum(M - V) / sum(B)`, the decode steps that it can take, or the
-paper's mean of `(M - V) / B`. One idle instance lifts the mean by M / instances: an overloaded cluster shrinks."""
+ScalingFigure = Literal["load", "ratio", "mean"]
+"""What decides. `load` (ours): the share of the cluster's memory that requests hold or wait for. The others are held in
+the range [`low`, `high`]: `sum(M - V) / sum(B)`, the decode steps that the cluster can take, or the paper's mean of
+`(M - V) / B`. One idle instance lifts the mean by M / instances: an overloaded cluster shrinks."""
 
 
 class _Settings(BaseModel):
@@ -76,10 +77,16 @@ class ScalingSettings(_Settings):
 
     enabled: bool = Field(False, description="start and drain instances")
     dry_run: bool = Field(False, description="only say what would be done")
-    figure: ScalingFigure = Field("ratio", description="the cluster's ratio, or the paper's mean")
-    low: float = Field(10.0, description="freeness below which one is started")
-    high: float = Field(60.0, description="freeness above which one is drained")
-    sustain_s: float = Field(10.0, ge=0, description="how long it must be beyond the range")
+    figure: ScalingFigure = Field(
+        "load", description="what decides: memory's load, or decode steps in reserve (`ratio`, or the paper's `mean`)"
+    )
+    load: float = Field(0.6, gt=0, le=10, description="`load`: share of the memory that is to be held or waited for")
+    calm_s: float = Field(60.0, ge=0, description="`load`: time in which one wasn't wanted, after which it is spare")
+    low: float = Field(10.0, description="`ratio`, `mean`: freeness below which one is started")
+    high: float = Field(60.0, description="likewise: freeness above which one is drained")
+    sustain_s: float = Field(
+        10.0, ge=0, description="how long it must be beyond the range, or prompts must have room nowhere"
+    )
     shortage: bool = Field(
         True, description="start one, too, where prompts wait that have room nowhere; drain none whose requests would"
     )
@@ -148,6 +155,12 @@ class PolicySettings(_Settings):
     def sees_priorities(self) -> bool:
         """Whether headroom counts and the queue is ordered by priority."""
         return self.policy in ("meshift", "llumnix")
+
+    @property
+    def sees_classes(self) -> bool:
+        """Whether a prompt of high priority goes where it decodes fastest, and its own class's headroom is no obstacle
+        to it. As published it is: headroom is load to all."""
+        return self.policy == "meshift"
 
     def replaced(self, changes: Mapping[str, Any]) -> "PolicySettings":
         """These with `changes` (nested by section, `{"migration": {"out_below": 5}}`), checked as a whole, as the next

@@ -123,7 +123,7 @@ def test_a_small_run_with_priorities(tmp_path: Path) -> None:
     arguments = ["--experiment", "priority", "--quick", "--requests", "30", "--instances", "2", "--json", str(path)]
     assert simulate.main(arguments) == 0
     rows = json.loads(path.read_text())["rows"]
-    assert len(rows) == 2 * 2
+    assert [line["policy"] for line in rows] == ["meshift", priority.BLIND] * 2
     assert all(line["high_prefill_p99_s"] > 0 for line in rows)
 
 
@@ -158,10 +158,15 @@ def test_a_small_run_that_scales(tmp_path: Path) -> None:
     assert simulate.main(arguments) == 0
     told = json.loads(path.read_text())
     rows = told["rows"]
-    assert [line["threshold"] for line in rows] == [10.0, 40.0]
+    assert [(line["figure"], line["threshold"]) for line in rows] == [
+        ("ratio", 10.0),
+        ("load", 0.5),
+        ("load", 0.7),
+        ("load", 0.9),
+    ]
     (cold,) = told["cold_starts"]
     assert cold["cold_start_s"] == 30.0
-    assert len(cold["curve"]["meshift"]) == 2
+    assert len(cold["curve"]["meshift, load"]) == 3
     assert all(1 <= line["instances_paid_mean"] <= 16 for line in rows)
 
 
@@ -171,7 +176,7 @@ def test_an_experiment_without_its_rates_is_one_line(known: Path) -> None:
 
 
 def test_the_full_matrices() -> None:
-    assert len(autoscale.cases(ExperimentSettings(seeds=1))) == 6 * 3 * 4 * 3
+    assert len(autoscale.cases(ExperimentSettings(seeds=1))) == 6 * 3 * (4 + 5) * 3
     assert (
         fragmentation.summarise(
             [row("a", 1, "x", 1.0) | {"fragmented_share": 0.1, "preemption_loss_s_mean": 0.0, "moves_per_request": 0.0}]
@@ -215,6 +220,31 @@ def test_savings_are_read_where_both_have_the_same_tail() -> None:
     assert autoscale.saving_at_equal_p99([], theirs) is None
 
 
+def test_savings_are_also_read_where_ours_has_the_shorter_tail_throughout() -> None:
+    theirs = [(50.0, 10.0), (90.0, 8.0)]
+    ours = [(1.0, 9.0), (9.0, 6.0)]
+    assert autoscale.saving_at_equal_p99(ours, theirs) is None
+    assert autoscale.saving_at_no_greater_p99(ours, theirs) == pytest.approx(0.325)
+    assert autoscale.saving_at_no_greater_p99([(60.0, 1.0)], [(50.0, 10.0)]) is None
+
+
+def test_savings_are_those_against_the_same_rule_of_scaling() -> None:
+    points = [
+        ("meshift", "load", 8.0),
+        ("infaas++", "load", 10.0),
+        ("meshift", "ratio", 3.0),
+        ("infaas++", "ratio", 4.0),
+    ]
+    rows = [
+        {"policy": policy, "figure": figure, "threshold": 1.0, "cold_start_s": 30.0}
+        | {"prefill_p99_s": 5.0, "instances_paid_mean": paid}
+        for policy, figure, paid in points
+    ]
+    told = autoscale.curves(rows, 30.0)
+    assert told["saving_at_no_greater_p99"] == {"meshift, load": pytest.approx(0.2), "meshift, ratio": 0.25}
+    assert told["curve"]["infaas++, load"] == [(5.0, 10.0)]
+
+
 def test_everything_at_once(tmp_path: Path) -> None:
     path = tmp_path / "told.json"
     arguments = ["--experiment", "combined", "--quick", "--requests", "20", "--policies", "meshift"]
@@ -234,7 +264,14 @@ def test_a_tenth_of_the_prompts_is_five_times_as_long_and_classes_have_their_sha
     counts = [sum(arrival.priority == priority for arrival in arrivals) for priority in (0, 1, 2)]
     assert counts == [800, 150, 50]
     ways = {name: cluster for name, _, cluster in combined.ways(Cluster(), ())}
-    assert list(ways) == ["meshift", "llumnix", "infaas++", "meshift, gradual", "meshift, maximum"]
+    assert list(ways) == [
+        "meshift",
+        "llumnix",
+        "infaas++",
+        "meshift, gradual",
+        "meshift, scaled as published",
+        "meshift, maximum",
+    ]
     assert ways["meshift, gradual"].scheduling.migration.inflate_over_s == combined.GRADUAL_S
     assert ways["meshift, maximum"].usage.combination == "maximum"
     assert all(way.scheduling.scaling.enabled for way in ways.values())

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshift.schemas.identity import Owner
+from meshift.schemas.instances import ClassLoad
 from meshift.services.scheduler.charges import REPORTS_UNTIL_SEEN, Charges
+from meshift.services.scheduler.dispatching import seen_by
 from meshift.services.scheduler.policy.dispatch import choose_instance, fits
 from meshift.services.scheduler.policy.freeness import dispatch_freeness, memory_load
 from meshift.services.scheduler.policy.observation import InstanceObservation
@@ -235,3 +237,48 @@ def test_a_charge_lasts_until_a_report_must_show_it() -> None:
     assert charges.charged(owner) == (7, 1)
     charges.forget(owner)
     assert charges.charged(owner) == (0, 0)
+
+
+def _classed(name: str, used: int, running: int, *loads: tuple[int, int]) -> InstanceObservation:
+    """With classes of (execution, headroom)."""
+    classes = tuple(
+        ClassLoad(name=f"c{execution}", execution=execution, running=1, used=100, headroom=headroom)
+        for execution, headroom in loads
+    )
+    return instance(name, used=used, running=running, classes=classes, headroom=sum(kept for _, kept in loads))
+
+
+def test_headroom_is_kept_from_lower_classes_only() -> None:
+    item = _classed("a", 300, 3, (2, 900), (1, 400))
+    seen = {execution: seen_by(execution, [item])[0].headroom for execution in (0, 1, 2, 3)}
+    assert seen == {0: 1300, 1: 900, 2: 0, 3: 0}
+    greatest = instance("a", used=300, running=3, classes=item.report.classes, headroom=900)
+    assert seen_by(1, [greatest])[0].headroom == 900, "of an instance that keeps the greatest headroom, not the sum"
+
+
+def test_a_prompt_of_high_priority_goes_where_it_decodes_fastest_beside_its_own_kind() -> None:
+    cleared, crowded, large = (
+        _classed("a", 200, 2, (1, 900)),
+        instance("b", used=400, running=20),
+        instance("c", used=600),
+    )
+    loads = [cleared, crowded, large]
+    assert chosen(loads) == "c", "none of normal priority where headroom is kept"
+    assert chosen(seen_by(1, loads)) == "a"
+    assert chosen(seen_by(1, [_classed("a", 200, 2, (2, 900)), crowded, large])) == "b", "kept for a higher class"
+    decision = choose_instance(seen_by(1, loads), 10, 0, MESHIFT)
+    assert decision is not None
+    assert decision.reason == "load of 200 tokens, least of 3 for its class"
+
+
+@given(instances(), st.integers(1, 1000), st.integers(0, 3))
+def test_priority_never_changes_whether_a_prompt_fits(
+    loads: list[InstanceObservation], demand: int, execution: int
+) -> None:
+    plain, seen = (
+        choose_instance(loads, demand, 0, MESHIFT),
+        choose_instance(seen_by(execution, loads), demand, 0, MESHIFT),
+    )
+    assert plain is not None
+    assert seen is not None
+    assert (plain.fits, plain.owner is None) == (seen.fits, seen.owner is None)

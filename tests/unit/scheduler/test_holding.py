@@ -11,8 +11,8 @@ from meshift.schemas.instances import DispatchRequest
 from meshift.schemas.requests import Priority
 from meshift.services.scheduler import holding
 from meshift.services.scheduler.holding import Holding
+from meshift.services.scheduler.policy.demand import HeldDemand
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
-from meshift.services.scheduler.policy.scaling import HeldDemand
 from meshift.services.scheduler.policy.waiting import WaitingLine
 from meshift.services.simulation import virtual_time
 from tests.unit.scheduler.kit import instance, settings

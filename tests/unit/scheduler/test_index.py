@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshift.schemas.instances import ClassLoad
+from meshift.services.scheduler.dispatching import DispatchIndexes, seen_by
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
 from meshift.services.scheduler.policy.index import FEW, DispatchIndex
 from meshift.services.scheduler.policy.observation import InstanceObservation
@@ -15,6 +17,10 @@ from meshift.services.scheduler.policy.settings import POLICIES, PolicyName
 from meshift.services.scheduler.policy.snapshots import kept_observations
 from tests.unit.scheduler.kit import instance, instances, settings
 
+LOADS = tuple(
+    ClassLoad(name=name, execution=execution, running=2, used=300, headroom=900)
+    for name, execution in (("urgent", 2), ("high", 1))
+)
 MARGINS = st.sampled_from([0.0, 1.0, 2.5, 20.0])
 
 
@@ -47,6 +53,7 @@ def histories(draw: st.DrawFn) -> tuple[list[InstanceObservation], list[tuple[li
     MARGINS,
     st.booleans(),
     st.sampled_from([0.0, 0.125, 0.5, 1.0]),
+    st.sampled_from([0, 0, 1, 2]),
 )
 def test_it_decides_as_the_plain_scan(
     history: tuple[list[InstanceObservation], list[tuple[list[InstanceObservation], int, bool]]],
@@ -55,12 +62,15 @@ def test_it_decides_as_the_plain_scan(
     margin: float,
     hold: bool,
     share: float,
+    execution: int,
 ) -> None:
     now, steps = history
+    now = seen_by(execution, now)
     made = settings(policy, dispatch={"margin_steps": margin, "hold": hold, "queues_share": share})
     index = DispatchIndex(now, made)
     places = {item.owner: place for place, item in enumerate(now)}
-    for changed, demand, may_wait in steps:
+    for others, demand, may_wait in steps:
+        changed = seen_by(execution, others)
         index.update(changed)
         now = list(now)
         for item in changed:
@@ -81,6 +91,28 @@ def test_of_many(policy: PolicyName) -> None:
     for turn in range(0, 300, 37):
         for demand in (1, 150, 350, 480, 777, 1000):
             same(index.choose(demand, turn), choose_instance(loads, demand, turn, made))
+
+
+def test_prompts_of_high_priority_have_an_index_of_their_own_for_each_class_and_no_more() -> None:
+    by_name = {
+        name: instance(name, used=300, running=2, classes=(load,)) for name, load in zip("ab", LOADS, strict=True)
+    }
+    owners = {item.owner: name for name, item in by_name.items()}
+    indexes = DispatchIndexes(lambda model: list(by_name.values()), lambda owner: by_name[owners[owner]])
+    made = settings()
+    for turn, execution in enumerate((0, 1, 2, 3, 10**9, -5)):
+        ours = indexes.choose("m", 100, turn, made, may_wait=True, execution=execution)
+        level = min(max(execution, 0), 2)
+        same(ours, choose_instance(seen_by(level, list(by_name.values())), 100, turn, made))
+    by_name["a"] = instance("a", used=100, running=1)
+    indexes.changed(by_name["a"].owner)
+    ours = indexes.choose("m", 100, 9, made, may_wait=True, execution=10**9)
+    same(ours, choose_instance(seen_by(2, list(by_name.values())), 100, 9, made))
+    published = settings("llumnix")
+    same(
+        indexes.choose("m", 100, 9, published, may_wait=True, execution=1),
+        choose_instance(list(by_name.values()), 100, 9, published),
+    )
 
 
 def test_nobody_to_choose() -> None:

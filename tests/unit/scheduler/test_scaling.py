@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from meshift.schemas.identity import Owner
+from meshift.services.scheduler.policy.demand import HeldDemand, Peaks
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.scaling import (
-    HeldDemand,
     ScalingAction,
     ScalingDecision,
     ScalingState,
@@ -14,9 +17,9 @@ from meshift.services.scheduler.policy.scaling import (
     scale,
 )
 from meshift.services.scheduler.policy.settings import ScalingSettings
-from tests.unit.scheduler.kit import instance
+from tests.unit.scheduler.kit import instance, instances
 
-SETTINGS = ScalingSettings(enabled=True, sustain_s=10.0, instances_max=4)
+SETTINGS = ScalingSettings(enabled=True, figure="ratio", sustain_s=10.0, instances_max=4)
 FULL: dict[str, Any] = {"used": 980, "running": 10}
 """A freeness of 2."""
 
@@ -51,7 +54,7 @@ def test_an_instance_that_is_starting_is_capacity_to_come() -> None:
 
 
 def test_a_start_that_never_comes_is_given_up() -> None:
-    scaler = Scaler(ScalingSettings(enabled=True, start_timeout_s=60.0, instances_max=4))
+    scaler = Scaler(ScalingSettings(enabled=True, figure="ratio", start_timeout_s=60.0, instances_max=4))
     assert scaler.actions([instance(**FULL)], range(100)) == [(10, "start"), (80, "start")]
 
 
@@ -93,7 +96,7 @@ def test_one_that_drains_is_no_capacity_and_isn_t_drained_again() -> None:
 
 
 def test_it_comes_down_at_zero_traffic_to_the_fewest() -> None:
-    scaler = Scaler(ScalingSettings(enabled=True, sustain_s=1.0, instances_min=2))
+    scaler = Scaler(ScalingSettings(enabled=True, figure="ratio", sustain_s=1.0, instances_min=2))
     names = list("abcdef")
     for now_s in range(40):
         decision = scaler.look([instance(name) for name in names], float(now_s))
@@ -103,7 +106,7 @@ def test_it_comes_down_at_zero_traffic_to_the_fewest() -> None:
 
 
 def test_too_few_are_made_up_for_at_once() -> None:
-    scaler = Scaler(ScalingSettings(enabled=True, instances_min=3))
+    scaler = Scaler(ScalingSettings(enabled=True, figure="ratio", instances_min=3))
     assert [scaler.look([instance()], now).action.value for now in (0.0, 0.1, 0.2)] == ["start", "start", "nothing"]
 
 
@@ -119,7 +122,7 @@ def test_one_idle_instance_lifts_the_mean_but_not_the_ratio() -> None:
     assert cluster_freeness(loads, "mean") == 100
     assert cluster_freeness(loads, "ratio") < 6
     mean = Scaler(ScalingSettings(enabled=True, figure="mean", instances_min=2))
-    ratio = Scaler(ScalingSettings(enabled=True, instances_min=2))
+    ratio = Scaler(ScalingSettings(enabled=True, figure="ratio", instances_min=2))
     assert mean.actions(loads, range(11)) == [(10, "drain")]
     assert ratio.actions(loads, range(11)) == [(10, "start")]
 
@@ -134,7 +137,9 @@ def test_what_waits_and_has_room_nowhere_is_a_shortage_that_the_figure_does_not_
     assert cluster_freeness([blocked], "ratio") == 100
     scaler = Scaler()
     assert scaler.actions([blocked], range(60)) == [(10, "start")], "one, until it has come"
-    assert "room nowhere" in Scaler(ScalingSettings(enabled=True, sustain_s=0.0)).look([blocked], 0.0).why
+    assert (
+        "room nowhere" in Scaler(ScalingSettings(enabled=True, figure="ratio", sustain_s=0.0)).look([blocked], 0.0).why
+    )
     assert Scaler(SETTINGS.model_copy(update={"shortage": False})).actions([blocked], range(60)) == []
 
 
@@ -170,3 +175,96 @@ def test_one_whose_requests_have_no_room_elsewhere_is_kept() -> None:
     assert "no room" in scaler.look(full, 40.0).why
     published = Scaler(SETTINGS.model_copy(update={"shortage": False}))
     assert published.actions(full, range(12)) == [(10, "drain")]
+
+
+LOAD = ScalingSettings(enabled=True, load=0.5, calm_s=20.0, instances_max=6)
+"""An instance of 1,000 tokens for each 500."""
+
+
+def test_as_many_are_started_at_once_as_the_load_asks_for() -> None:
+    scaler = Scaler(LOAD)
+    decision = scaler.look([instance(used=900, running=3, waiting=2, head_demand=300, queued_demand=700)], 0.0)
+    assert (decision.action, decision.count, decision.demand) == (ScalingAction.START, 3, 1600)
+    assert decision.explain().decision == "start 3 instances"
+    assert len(scaler.state.starting) == 3
+    assert scaler.actions([instance(used=1000, running=3)], range(1, 30)) == [], "they are capacity to come"
+
+
+def test_what_waits_at_the_scheduler_is_wanted_too() -> None:
+    loads = [instance("a", used=400, running=1)]
+    assert scale(loads, ScalingState(), LOAD, 0.0)[0].action is ScalingAction.NOTHING
+    assert scale(loads, ScalingState(), LOAD, 0.0, HeldDemand(700, 300))[0].count == 2
+
+
+def test_a_closed_batch_holds_all_of_its_memory_from_those_that_wait() -> None:
+    closed = instance(used=300, running=2, waiting=1, head_demand=100, queued_demand=100, batch_full=True)
+    assert scale([closed], ScalingState(), LOAD, 0.0)[0].demand == 1100
+    assert scale([instance(used=300, running=2, batch_full=True)], ScalingState(), LOAD, 0.0)[0].demand == 300
+
+
+def test_never_more_than_the_most_by_load() -> None:
+    scaler = Scaler(LOAD)
+    assert scaler.look([instance(used=1000, running=3, queued_demand=9000, waiting=9)], 0.0).count == 5
+
+
+def test_what_a_peak_wanted_is_kept_for_a_while() -> None:
+    scaler = Scaler(LOAD)
+    calm = [instance("a", used=100, running=1), instance("b", used=100, running=2), instance("c")]
+    assert scaler.actions(calm, range(20)) == [], "a scheduler that has just begun knows nothing of peaks"
+    full = [instance("a", used=700, running=1), instance("b", used=700, running=2), instance("c")]
+    assert scaler.actions(full, range(20, 21)) == []
+    assert scaler.actions(calm, range(21, 43)) == [(41, "drain"), (42, "drain")], "20 s after the peak"
+
+
+def test_the_spare_ones_are_drained_one_after_another_down_to_the_fewest() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"instances_min": 2}))
+    names = list("abcdef")
+    for now_s in range(30):
+        decision = scaler.look([instance(name) for name in names], float(now_s))
+        if decision.owner is not None:
+            names.remove(decision.owner.instance_id)
+    assert len(names) == 2
+
+
+def test_a_prompt_that_fits_nowhere_starts_one_though_the_load_is_low() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"load": 2.0}))
+    blocked = instance(used=600, running=1, waiting=1, head_demand=500, queued_demand=500)
+    assert scaler.actions([blocked], range(40)) == [(10, "start")]
+
+
+def test_a_dry_run_by_load_says_so_now_and_then() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"dry_run": True}))
+    assert scaler.actions([instance(used=900, running=3)], range(25)) == [(10, "start"), (20, "start")]
+    idle = [instance("a"), instance("b")]
+    assert scaler.actions(idle, range(25, 70)) == [(45, "drain"), (65, "drain")]
+
+
+@given(instances(), st.integers(0, 5000), st.floats(0.1, 2.0), st.integers(0, 3))
+def test_by_load_it_never_leaves_its_limits_nor_starts_and_drains_at_once(
+    loads: list[InstanceObservation], waiting: int, load: float, starting: int
+) -> None:
+    settings = ScalingSettings(enabled=True, load=load, calm_s=0.0, instances_min=1, instances_max=8)
+    serving = sum(not item.is_draining for item in loads)
+    state = ScalingState(starting=(0.0,) * starting, known=serving)
+    decision, after = scale(loads, state, settings, 1.0, HeldDemand(waiting, waiting))
+    total = serving + starting
+    if decision.action is ScalingAction.START:
+        assert 1 <= decision.count <= max(8, total) - total
+        assert len(after.starting) == starting + decision.count
+        assert decision.owner is None
+    elif decision.action is ScalingAction.DRAIN:
+        assert not starting
+        assert serving > settings.instances_min
+        room = sum(item.report.capacity for item in loads if not item.is_draining and item.owner != decision.owner)
+        assert decision.demand <= load * room + 1e-6, "the others are then loaded as they may be"
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5.0), st.integers(0, 9)), min_size=1, max_size=40), st.floats(0.0, 20.0))
+def test_peaks_are_the_most_of_the_time_looked_at(steps: list[tuple[float, int]], over_s: float) -> None:
+    peaks, now_s, told = Peaks(), 0.0, []
+    for passed_s, wanted in steps:
+        now_s += passed_s
+        told.append((now_s, wanted))
+        peaks = peaks.after(wanted, now_s, over_s)
+        assert peaks.most == max(most for when_s, most in told if now_s - when_s <= over_s)
+        assert len(peaks.entries) <= 10
