@@ -381,6 +381,10 @@ class SglangEngine:
             raise Unavailable(f"the engine is {self._state}")
         return self._table.load(self._snapshot)
 
+    def held_tokens(self, key: RequestKey) -> int | None:
+        """Tokens of a request with KV, 0 while it waits in the engine; None in its prefill, or if it isn't here."""
+        return None if self._snapshot is None else self._table.held_tokens(key, self._snapshot)
+
     async def check_integrity(self) -> None:
         """See `Engine.check_integrity`; also that all ranks have taken the same decisions. Raises TimeoutError if
         they don't answer."""

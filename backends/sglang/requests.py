@@ -172,6 +172,17 @@ class RequestTable:
             batch_full=snapshot.batch_full,
         )
 
+    def held_tokens(self, key: RequestKey, snapshot: wire.LoadSnapshot) -> int | None:
+        """Tokens with KV, 0 while it waits; None in its prefill, too far back in a queue to be told of, or if it isn't
+        here."""
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            return None
+        entry = self._entries[ticket]
+        if entry.rid in snapshot.waiting_rids:
+            return 0
+        return entry.prompt + entry.next_index if entry.runs else None
+
     def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:
         """Of those that have given a token. Where all have one priority, the ranks' own figures."""
         executions = {entry.execution for entry in self._entries.values() if entry.runs}

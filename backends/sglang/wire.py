@@ -133,6 +133,9 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     movable: wire_layers.LayerFacts = wire_layers.LayerFacts(obstacle="unknown")
 
 
+WAITING_TOLD_MAX = 64
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load"):
     """Rank 0's accounting, in tokens unless said; see `EngineLoad`."""
 
@@ -150,6 +153,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     """Submits that the ranks have taken out of the stream so far."""
     prefill_tokens: int = 0
     batch_full: bool = False
+    waiting_rids: list[str] = []
+    """Who waits, those that were preempted included: the first of the queue, `WAITING_TOLD_MAX` at most."""
 
 
 class FinishRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -33,6 +33,7 @@ def measure(agent: "RankAgent") -> wire.LoadSnapshot:
         prefill_tokens=agent.prefill_tokens,
         # Set when a request was refused for what those that run may still come to; until one of them leaves.
         batch_full=bool(scheduler.running_batch.batch_is_full),
+        waiting_rids=[req.rid for req in waiting[: wire.WAITING_TOLD_MAX]],
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meshift.backends.base import EngineRequest
+from meshift.backends.sglang.engine import SglangEngine
 from meshift.schemas.identity import RequestKey
 from meshift.schemas.requests import FinishReason, Sampling
 from tests.contract.engine_kit import Rig, conserved, watch_conservation
@@ -182,17 +183,21 @@ async def test_cancels_at_every_stage_under_load(base: Rig) -> None:
 async def test_a_greater_priority_goes_first(base: Rig) -> None:
     blocker = submit(base, base.prompt(700), max_new_tokens=40)
     await base.produced(blocker, 1)
-    order: list[int] = []
+    assert isinstance(base.engine, SglangEngine)
+    engine, order, held = base.engine, list[int](), list[list[int | None]]()
     requests = [base.request(base.prompt(600), max_new_tokens=2, priority=priority) for priority in (0, 2, 1)]
     streams = [base.submit(request) for request in requests]
 
     def note_finishes() -> None:
         ended = [index for index, stream in enumerate(streams) if stream.finish is not None]
         order.extend(index for index in ended if index not in order)
+        held.append([engine.held_tokens(request.key) for request in requests])
 
     base.listener.hooks.append(note_finishes)
     await base.finished(blocker, *streams)
     assert order == [1, 2, 0]
+    assert [0, 0, 0] in held, "the engine says who waits"
+    assert any(tokens is not None and tokens > 600 for row in held for tokens in row)
 
 
 @pytest.mark.soak

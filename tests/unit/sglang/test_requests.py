@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from meshift.backends.base import EngineRequest
@@ -112,6 +113,17 @@ def test_load_counts_what_the_ranks_have_not_seen() -> None:
     assert (partly.waiting, partly.head_demand, partly.queued_demand) == (3, 3, 11)
     none_left = table.load(load(3))
     assert (none_left.waiting, none_left.head_demand, none_left.queued_demand) == (0, 0, 0)
+
+
+def test_what_each_holds() -> None:
+    """What was preempted waits, too, and has given tokens."""
+    names, table = ("runs", "new", "preempted", "deep"), RequestTable()
+    runs, new, preempted, _ = (table.open(request(name), 0) for name in names)
+    table.take_step(step((runs.ticket, 0, [5, 6]), (preempted.ticket, 0, [5])))
+    seen = msgspec.structs.replace(load(4, waiting=3), waiting_rids=[new.rid, preempted.rid])
+    held = {name: table.held_tokens(RequestKey(name, 1, 0), seen) for name in (*names, "no")}
+    assert held == {"runs": 5, "new": 0, "preempted": 0, "deep": None, "no": None}
+    assert table.held_tokens(RequestKey("preempted", 1, 0), load(4)) == 4, "it runs again"
 
 
 def test_withdrawn() -> None:
