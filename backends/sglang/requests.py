@@ -184,16 +184,17 @@ class RequestTable:
         return entry.prompt + entry.next_index if entry.runs else None
 
     def _usages(self, snapshot: wire.LoadSnapshot) -> tuple[ClassUsage, ...]:
-        """Of those that have given a token. Where all have one priority, the ranks' own figures."""
-        executions = {entry.execution for entry in self._entries.values() if entry.runs}
+        """Of those that have given a token. Where all that are here have one priority, the ranks' own figures, which
+        count those in their prefill too."""
+        executions = {entry.execution for entry in self._entries.values()}
         if len(executions) == 1 and snapshot.running:
             return (ClassUsage(executions.pop(), snapshot.running, snapshot.used),)
-        requests = dict.fromkeys(sorted(executions), 0)
+        run = [entry for entry in self._entries.values() if entry.runs]
+        requests = dict.fromkeys(sorted({entry.execution for entry in run}), 0)
         tokens = dict.fromkeys(requests, 0)
-        for entry in self._entries.values():
-            if entry.runs:
-                requests[entry.execution] += 1
-                tokens[entry.execution] += entry.prompt + entry.next_index
+        for entry in run:
+            requests[entry.execution] += 1
+            tokens[entry.execution] += entry.prompt + entry.next_index
         return tuple(ClassUsage(execution, requests[execution], tokens[execution]) for execution in requests)
 
 

@@ -1,17 +1,18 @@
 """The worker's table of requests."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from meshift.backends.base import EngineRequest
+from meshift.backends.base import ClassUsage, EngineRequest
 from meshift.backends.sglang import requests, wire
 from meshift.backends.sglang.requests import ProtocolViolation, RequestTable
 from meshift.schemas.base import pack_tokens
 from meshift.schemas.errors import InvalidRequest
 from meshift.schemas.identity import RequestKey
-from meshift.schemas.requests import FinishReason, Sampling
+from meshift.schemas.requests import FinishReason, Priority, Sampling
 
 
 def request(name: str, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = ()) -> EngineRequest:
@@ -124,6 +125,17 @@ def test_what_each_holds() -> None:
     held = {name: table.held_tokens(RequestKey(name, 1, 0), seen) for name in (*names, "no")}
     assert held == {"runs": 5, "new": 0, "preempted": 0, "deep": None, "no": None}
     assert table.held_tokens(RequestKey("preempted", 1, 0), load(4)) == 4, "it runs again"
+
+
+def test_usage_by_class() -> None:
+    """What is in its prefill belongs to a class only where there is no other one."""
+    table = RequestTable()
+    table.open(request("low"), 0)
+    assert table.load(load(1)).usages == (ClassUsage(0, 1, 10),), "the ranks' figures"
+    urgent = msgspec.structs.replace(load(2), running=2)
+    high = replace(request("high"), priority=Priority(execution=3))
+    table.take_step(step((table.open(high, 0).ticket, 0, [5])))
+    assert table.load(urgent).usages == (ClassUsage(3, 1, 4),), "the other one is in its prefill"
 
 
 def test_withdrawn() -> None:
