@@ -1,6 +1,8 @@
 """Many changes of layers, over three stages and on the chat model, under streams all the time."""
 
+import asyncio
 import random
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +31,7 @@ ROUND_CHANGES = 5
 TOKENS = 220
 LONG_PROMPT = 900
 RSS_GROWTH_BYTES_MAX = 64 << 20
+SETTLE_S, STEADY_LOOKS = 30.0, 4
 
 
 def rank_books(rig: Rig) -> list[tuple[int, int, int]]:
@@ -38,6 +41,17 @@ def rank_books(rig: Rig) -> list[tuple[int, int, int]]:
         proc = Path(f"/proc/{pid}")
         resident = int((proc / "statm").read_text().split()[1]) * 4096
         books.append((len(list((proc / "task").iterdir())), len(list((proc / "fd").iterdir())), resident))
+    return books
+
+
+async def settled_books(rig: Rig) -> list[tuple[int, int, int]]:
+    """Once what is freed in the background is freed: for a while nobody's memory falls."""
+    books, steady, deadline_s = rank_books(rig), 0, time.monotonic() + SETTLE_S
+    while steady < STEADY_LOOKS and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.5)
+        before, books = books, rank_books(rig)
+        falls = any(now[2] < then[2] for now, then in zip(books, before, strict=True))
+        steady = 0 if falls else steady + 1
     return books
 
 
@@ -67,7 +81,7 @@ async def many_changes(rig: Rig, prompts: Sequence[Sequence[int]], tokens: int, 
         if layout.layer_ranges != (await now(rig)).layout.layer_ranges:
             await reshape(rig, counts_of(layout.layer_ranges), CommitMode.DRAIN)
         await rig.engine.check_integrity()
-        books.append(rank_books(rig))
+        books.append(await settled_books(rig))
     print(f"{done} changes; books {books}")
     for (threads, files, resident), (threads_now, files_now, resident_now) in zip(*books, strict=True):
         assert threads_now <= threads + 2
