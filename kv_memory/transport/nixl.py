@@ -22,7 +22,8 @@ patch, not within one."""
 import logging
 
 from meshift.kv_memory.staging import StagingPool
-from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
+from meshift.kv_memory.transport.base import Address, Patch
+from meshift.kv_memory.transport.end import TransportEnd
 from meshift.kv_memory.transport.frames import FrameError
 from meshift.kv_memory.transport.limits import MIB, TransportLimits
 from meshift.kv_memory.transport.nixl_agent import NixlAgent
@@ -40,8 +41,10 @@ _PATCH, _ANSWER, _PING = b"P", b"A", b"."
 _log = logging.getLogger(__name__)
 
 
-class NixlTransport:
+class NixlTransport(TransportEnd):
     """One rank's end. Threads as for every transport. Its addresses are some hundred characters long."""
+
+    scheme = SCHEME
 
     def __init__(
         self,
@@ -53,13 +56,11 @@ class NixlTransport:
     ) -> None:
         """Payloads that lie in `staging` are sent from there; others are copied into it first. A pool of
         `in_flight_bytes_max` bytes unless given."""
-        self.rank = rank
         self._staging = staging or StagingPool(limits.in_flight_bytes_max)
         self._link = NixlLink(make_agent, on_message=self._take_message, expecting=self._expecting)
         self._sender = NixlSender(self._link, limits, self._staging, _PATCH, _PING)
         self._receiver = NixlReceiver(self._link, limits, _ANSWER)
-        self._location: str | None = None
-        self._closed = False
+        super().__init__(rank, self._receiver.transfers)
 
     @property
     def buffered_bytes(self) -> int:
@@ -68,9 +69,7 @@ class NixlTransport:
 
     async def start(self) -> None:
         """Make the agent and register the staging memory. Raises TransportError if NIXL isn't there."""
-        if self._closed:
-            raise TransportError("closed")
-        if self._location is None:
+        if self._starts():
             self._link.start([self._staging, self._receiver.pool])
             self._location = location_of(self._link.metadata)
 
@@ -82,30 +81,11 @@ class NixlTransport:
             await self._receiver.close()
             self._link.close()
 
-    def open_transfer(self, transfer_id: str, handler: PatchHandler) -> Address:
-        """Accept patches of this transfer. Raises TransportError if not running, ValueError if it is open."""
-        location = self._check_running()
-        transfer = self._receiver.transfers.open(transfer_id, handler)
-        return Address(SCHEME, location, self.rank, transfer.token)
-
-    def close_transfer(self, transfer_id: str) -> None:
-        """Refuse what still comes. Idempotent."""
-        self._receiver.transfers.close(transfer_id)
-
     async def send(self, address: Address, patch: Patch, *, timeout_s: float) -> None:
         """Returns when the receiver has applied the patch. Raises TransportError, and from then on for
         every patch of that transfer."""
-        self._check_running()
-        if address.scheme != SCHEME:
-            raise TransportError(f"a {SCHEME} transport can't send to {address.scheme}")
+        self._check_send(address)
         await self._sender.send(address, patch, timeout_s=timeout_s)
-
-    def _check_running(self) -> str:
-        if self._closed:
-            raise TransportError("closed")
-        if self._location is None:
-            raise TransportError("not started")
-        return self._location
 
     def _expecting(self) -> bool:
         # Asked at each poll, which is often enough for this too.

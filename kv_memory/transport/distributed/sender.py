@@ -10,6 +10,7 @@ from meshift.kv_memory.transport.distributed.access import Access, HandshakeLimi
 from meshift.kv_memory.transport.distributed.link import Kind, Link, pack_announcement, text_of
 from meshift.kv_memory.transport.distributed.sending import Parcel, Sending
 from meshift.kv_memory.transport.distributed.table import IllegalTransition, SenderEvent
+from meshift.kv_memory.transport.end import host_and_port
 from meshift.kv_memory.transport.frames import FrameError
 from meshift.kv_memory.transport.limits import Pacer, TransportLimits
 from meshift.kv_memory.transport.outgoing import Outgoing, OutgoingTransfers, check, reason_of
@@ -174,11 +175,3 @@ class DistributedSender:
                 raise FrameError(f"a receiver says {kind.name}")
         except IllegalTransition as error:
             raise FrameError(str(error)) from None
-
-
-def host_and_port(location: str) -> tuple[str, int]:
-    """Raises TransportError."""
-    host, _, port = location.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise TransportError(f"{location!r} is not a host and a port")
-    return host, int(port)

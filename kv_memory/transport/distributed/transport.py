@@ -1,11 +1,12 @@
 """The data plane over torch.distributed; see `meshift.kv_memory.transport.distributed`."""
 
-from meshift.kv_memory.transport.base import Address, Patch, PatchHandler, TransportError
+from meshift.kv_memory.transport.base import Address, Patch, TransportError
 from meshift.kv_memory.transport.distributed.access import Access, HandshakeLimits
 from meshift.kv_memory.transport.distributed.gate import Gate
 from meshift.kv_memory.transport.distributed.library import Library, MakeLibrary
 from meshift.kv_memory.transport.distributed.receiver import DistributedReceiver
 from meshift.kv_memory.transport.distributed.sender import DistributedSender
+from meshift.kv_memory.transport.end import TransportEnd
 from meshift.kv_memory.transport.limits import TransportLimits
 
 SCHEME = "distributed"
@@ -21,8 +22,11 @@ def make_gloo(host: str) -> Library:
     return GlooLibrary(host)
 
 
-class DistributedTransport:
-    """One rank's end. Threads as for every transport; inference's operations of the library go through `gate`."""
+class DistributedTransport(TransportEnd):
+    """One rank's end, at `host:port` of its control channel. Threads as for every transport; inference's operations of
+    the library go through `gate`."""
+
+    scheme = SCHEME
 
     def __init__(
         self,
@@ -41,7 +45,6 @@ class DistributedTransport:
         Raises ValueError for a wildcard."""
         if host in ("", "0.0.0.0", "::"):
             raise ValueError(f"others can't reach {host!r}")
-        self.rank = rank
         self.gate = gate or Gate()
         """That inference enters."""
         self._host, self._port = host, port
@@ -49,15 +52,7 @@ class DistributedTransport:
         self._access = Access(self.gate, make_library)
         self._sender = DistributedSender(self._access, limits, handshake)
         self._receiver = DistributedReceiver(self._access, limits, handshake)
-        self._location: str | None = None
-        self._closed = False
-
-    @property
-    def location(self) -> str:
-        """`host:port` of the control channel. Raises TransportError before the start."""
-        if self._location is None:
-            raise TransportError("not started")
-        return self._location
+        super().__init__(rank, self._receiver.transfers)
 
     @property
     def buffered_bytes(self) -> int:
@@ -71,9 +66,7 @@ class DistributedTransport:
 
     async def start(self) -> None:
         """Begin to listen. Raises TransportError if closed, without torch, or if the port is in use."""
-        if self._closed:
-            raise TransportError("closed")
-        if self._location is not None:
+        if not self._starts():
             return
         await self._access.start(self._host)
         try:
@@ -91,28 +84,10 @@ class DistributedTransport:
         await self._receiver.close()
         await self._access.close()
 
-    def open_transfer(self, transfer_id: str, handler: PatchHandler) -> Address:
-        """Accept patches of this transfer. Raises TransportError if not running, ValueError if it is open."""
-        self._check_running()
-        transfer = self._receiver.transfers.open(transfer_id, handler)
-        return Address(SCHEME, self.location, self.rank, transfer.token)
-
-    def close_transfer(self, transfer_id: str) -> None:
-        """Refuse what still comes, what is half received included. Idempotent."""
-        self._receiver.transfers.close(transfer_id)
-
     async def send(self, address: Address, patch: Patch, *, timeout_s: float) -> None:
         """Returns when the receiver has applied the patch. Raises TransportError, and from then on for every patch of
         that transfer."""
-        self._check_running()
-        if address.scheme != SCHEME:
-            raise TransportError(f"a {SCHEME} transport can't send to {address.scheme}")
+        self._check_send(address)
         if address.location == self._location:
             raise TransportError("a rank doesn't send to itself")
         await self._sender.send(self.location, address, patch, timeout_s=timeout_s)
-
-    def _check_running(self) -> None:
-        if self._closed:
-            raise TransportError("closed")
-        if self._location is None:
-            raise TransportError("not started")
