@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from meshift.backends.sglang.processes import KILL_WAIT_S, RankProcess, end_rank
 from meshift.backends.sglang.questions import Questions
 from meshift.backends.sglang.rank_spec import RankSpec
 from meshift.backends.sglang.settings import SglangSettings
+
+A = TypeVar("A")
 
 logger = logging.getLogger(__name__)
 
@@ -154,34 +157,31 @@ class RankInstance:
         assert self._link is not None
         self._link.send(command)
 
-    def _check_up(self) -> None:
-        # A question of now would be put to nobody, and nobody would give it up.
-        if not self.is_up:
-            raise ConnectionError("the ranks are lost")
-
     async def ask_integrity(self, timeout_s: float) -> list[wire.IntegrityReport]:
         """Every rank's report of one iteration, in rank order. Raises TimeoutError or ConnectionError."""
-        self._check_up()
-        with self.questions.ask() as question:
-            self.send(wire.CheckIntegrity(nonce=question.nonce))
-            answers = await question.answers(timeout_s)
-        return [answer for answer in answers if isinstance(answer, wire.IntegrityReport)]
+        return await self._ask(lambda nonce: wire.CheckIntegrity(nonce=nonce), wire.IntegrityReport, timeout_s)
 
     async def resize(self, capacity: int, preempt: bool, timeout_s: float) -> list[wire.KvResized]:
         """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
-        self._check_up()
-        with self.questions.ask() as question:
-            self.send(wire.ResizeKv(nonce=question.nonce, capacity=capacity, preempt=preempt))
-            answers = await question.answers(timeout_s)
-        return [answer for answer in answers if isinstance(answer, wire.KvResized)]
+
+        def command(nonce: int) -> wire.ResizeKv:
+            return wire.ResizeKv(nonce=nonce, capacity=capacity, preempt=preempt)
+
+        return await self._ask(command, wire.KvResized, timeout_s)
 
     async def ask_memory(self, timeout_s: float) -> list[wire.KvMemory]:
         """Every rank's answer, in rank order. Raises TimeoutError or ConnectionError."""
-        self._check_up()
+        return await self._ask(lambda nonce: wire.AskMemory(nonce=nonce), wire.KvMemory, timeout_s)
+
+    async def _ask(self, command: Callable[[int], wire.Command], kind: type[A], timeout_s: float) -> list[A]:
+        """The answers of that kind to the command with a question's nonce."""
+        if not self.is_up:
+            # It would be put to nobody, and nobody would give it up.
+            raise ConnectionError("the ranks are lost")
         with self.questions.ask() as question:
-            self.send(wire.AskMemory(nonce=question.nonce))
+            self.send(command(question.nonce))
             answers = await question.answers(timeout_s)
-        return [answer for answer in answers if isinstance(answer, wire.KvMemory)]
+        return [answer for answer in answers if isinstance(answer, kind)]
 
     async def stop(self, deadline_s: float) -> None:
         """End all ranks and remove the sockets. Idempotent; nothing is called after it."""

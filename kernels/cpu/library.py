@@ -120,8 +120,9 @@ def load() -> Any:
     return library
 
 
+@functools.cache
 def is_available() -> bool:
-    """Whether the library is here or can be built."""
+    """Whether the library is here or can be built; tried once, which may take seconds."""
     try:
         load()
     except KernelUnavailable:

@@ -34,9 +34,11 @@ class CompiledStreams:
     def __init__(self, pacer: Pacer) -> None:
         """Raises KernelUnavailable. `pacer` counts with these threads from now on."""
         load()
-        self._pace = None if pacer.bytes_per_s is None else streams.Pace(pacer.bytes_per_s, pacer.BURST_S)
+        self._pace: streams.Pace | None = None
+        if pacer.bytes_per_s is not None:
+            self._pace = streams.Pace(pacer.bytes_per_s, pacer.BURST_S)
+            pacer.reserve_with(self._pace.reserve)
         self._chunk_bytes = pacer.chunk_bytes or sockets.PIECE_BYTES_MAX
-        pacer.reserve_with(None if self._pace is None else self._pace.reserve)
         self._pool = ThreadPoolExecutor(THREADS_MAX, "meshift-stream")
         self._busy = 0
 

@@ -99,7 +99,7 @@ class Pacer:
         self._free_at_s = -float("inf")
         self._reserve: Callable[[int], float] | None = None
 
-    def reserve_with(self, reserve: Callable[[int], float] | None) -> None:
+    def reserve_with(self, reserve: Callable[[int], float]) -> None:
         """Have others keep the books, which count with senders that don't come by here: `reserve` books bytes and says
         in how many seconds they may leave."""
         self._reserve = reserve
