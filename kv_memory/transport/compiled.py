@@ -14,6 +14,7 @@ from typing import TypeVar
 from meshift.kernels.cpu import streams
 from meshift.kernels.cpu.library import load
 from meshift.kv_memory.transport import sockets
+from meshift.kv_memory.transport.end import retrieve
 from meshift.kv_memory.transport.limits import Pacer
 
 PAYLOAD_BYTES_MIN = 1 << 18
@@ -78,8 +79,7 @@ class CompiledStreams:
             while not call.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([call])
-            if not call.cancelled():
-                call.exception()
+            retrieve(call)
             raise
         finally:
             self._busy -= 1

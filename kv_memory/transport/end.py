@@ -1,5 +1,8 @@
 """What the ends of all transports over a network have alike."""
 
+import asyncio
+from typing import Any
+
 from meshift.kv_memory.transport.base import Address, PatchHandler, TransportError
 from meshift.kv_memory.transport.incoming import OpenTransfers
 
@@ -56,3 +59,9 @@ def host_and_port(location: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise TransportError(f"{location!r} is not a host and a port")
     return host, int(port)
+
+
+def retrieve(outcome: "asyncio.Future[Any]") -> None:
+    """It has come while nobody waits for it any more, and isn't to be complained of."""
+    if not outcome.cancelled():
+        outcome.exception()

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from meshift.kv_memory.transport import frames, sockets
 from meshift.kv_memory.transport.base import Patch, TransportError
 from meshift.kv_memory.transport.compiled import CompiledStreams
+from meshift.kv_memory.transport.end import retrieve
 from meshift.kv_memory.transport.frames import FrameError
 from meshift.kv_memory.transport.limits import ByteBudget, Pacer, TransportLimits
 from meshift.kv_memory.transport.outgoing import OutgoingTransfers, Turns, check, reason_of
@@ -77,7 +78,7 @@ class Connection:
             raise
         finally:
             self._writing = False
-            answer.add_done_callback(_retrieve)
+            answer.add_done_callback(retrieve)
             self._close_if_over()
         return answer
 
@@ -296,9 +297,3 @@ class TcpSender:
                 self._peers = {target: peer for target, peer in self._peers.items() if peer.connections}
             self._peers[target] = Peer(*target, self._limits, self._writer)
         return self._peers[target]
-
-
-def _retrieve(answer: "asyncio.Future[None]") -> None:
-    """Its sender may have left before the answer."""
-    if not answer.cancelled():
-        answer.exception()

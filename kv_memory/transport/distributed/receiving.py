@@ -14,6 +14,7 @@ from meshift.kv_memory.transport.distributed.table import (
     ReceiverState,
     receiver_step,
 )
+from meshift.kv_memory.transport.end import retrieve
 from meshift.kv_memory.transport.frames import REASON_BYTES_MAX
 
 _S, _E = ReceiverState, ReceiverEvent
@@ -40,7 +41,7 @@ class Receiving:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """When all is in the memory given to `begin`, and the library writes there no more. TransportError if it was
         aborted; then the sender has been told."""
-        self.over.add_done_callback(_retrieve)
+        self.over.add_done_callback(retrieve)
         self._number = number
         self._announcement = announcement
         self._link = link
@@ -140,9 +141,3 @@ class Receiving:
             self.over.set_result(None)
         else:
             self.over.set_exception(TransportError(self._reason or "withdrawn"))
-
-
-def _retrieve(over: "asyncio.Future[None]") -> None:
-    """Its end may come while nobody waits for it."""
-    if not over.cancelled():
-        over.exception()

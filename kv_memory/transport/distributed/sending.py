@@ -14,6 +14,7 @@ from meshift.kv_memory.transport.distributed.table import (
     SenderState,
     sender_step,
 )
+from meshift.kv_memory.transport.end import retrieve
 from meshift.kv_memory.transport.limits import Pacer
 
 _S, _E = SenderState, SenderEvent
@@ -40,7 +41,7 @@ class Sending:
         self.number = number
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """When the library and the peer have no use for the payload any more. TransportError if it was aborted."""
-        self.over.add_done_callback(_retrieve)
+        self.over.add_done_callback(retrieve)
         self.held_off = 0
         """How often the receiver sent it back."""
         self._parcel = parcel
@@ -154,9 +155,3 @@ class Sending:
             self.over.set_result(None)
         else:
             self.over.set_exception(TransportError(self._reason or "given up"))
-
-
-def _retrieve(over: "asyncio.Future[None]") -> None:
-    """Its end may come while nobody waits for it."""
-    if not over.cancelled():
-        over.exception()
