@@ -157,6 +157,8 @@ class MovePair(Message):
     until_freeness: float = Field(allow_inf_nan=False)
     """Decode steps."""
     ttl_s: float = Field(gt=0.0, le=60.0, allow_inf_nan=False)
+    headroom_max: int | None = Field(default=None, ge=0)
+    """How much of the source's headroom counts, in tokens; None: all of it."""
     waiting: bool = False
     """Give the request that waits at the head of the queue, which has no KV to copy, and no running one."""
     reason: str = ""

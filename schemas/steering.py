@@ -56,6 +56,8 @@ class DecisionSubject(StrEnum):
     """Where a request goes."""
     PAIR = "pair"
     """Which instance gives requests to which."""
+    HEADROOM = "headroom"
+    """How much of what priority classes ask for is kept free."""
     SCALING = "scaling"
     """How many instances there are."""
 

@@ -17,7 +17,7 @@ class DecisionsSettings(AdminClientSettings):
     """Show the scheduler's newest decisions: where requests go, which instance gives requests to which, and how many
     instances there are."""
 
-    subject: Literal["dispatch", "pair", "scaling"] | None = Field(None, description="only these")
+    subject: Literal["dispatch", "pair", "headroom", "scaling"] | None = Field(None, description="only these")
     limit: int = Field(20, ge=1, le=DECISIONS_LISTED_MAX, description="how many")
     alternatives: bool = Field(False, description="say, too, what spoke against each of the others")
     as_json: bool = Field(False, alias="json", description="as JSON")

@@ -26,6 +26,7 @@ from meshift.services.scheduler.charges import Charges
 from meshift.services.scheduler.counters import FITS, HELD, WAITS, SchedulerCounters
 from meshift.services.scheduler.decisions import DecisionLog
 from meshift.services.scheduler.dispatching import DispatchIndexes, seen_by
+from meshift.services.scheduler.headroom import Headrooms
 from meshift.services.scheduler.holding import Holding
 from meshift.services.scheduler.migration import Migration
 from meshift.services.scheduler.operators import OperatorEndpoints
@@ -75,6 +76,7 @@ class SchedulerCore:
         self._turn = 0
         self.steering = Steering(incarnation, options.scheduling)
         self.decisions = DecisionLog()
+        self._headrooms = Headrooms(self.decisions)
         self._operators = OperatorEndpoints(
             scheduler_id, incarnation, self.steering, self.decisions, self._on_new_policy
         )
@@ -126,7 +128,10 @@ class SchedulerCore:
     def _observe(self, known: KnownInstance) -> InstanceObservation:
         tokens, requests = self._charges.charged(known.owner)
         moving_in, blocked_s = self._migration.moving_in(known.owner), self._migration.blocked_s(known.owner)
-        return InstanceObservation(known.report, tokens, requests, moving_in, blocked_s)
+        granted, stalled = self._headrooms.granted(known.owner), self._headrooms.is_stalled(known.owner)
+        return InstanceObservation(
+            known.report, tokens, requests, moving_in, blocked_s, granted=granted, stalled=stalled
+        )
 
     def _observe_owner(self, owner: Owner) -> InstanceObservation | None:
         known = self._view.get(owner)
@@ -145,6 +150,7 @@ class SchedulerCore:
 
     def _on_new_policy(self) -> None:
         """Who waits may have a place under the new settings; frontends hear of them at once."""
+        self._plan_headroom()
         self._holding.pump()
         self._report()
 
@@ -173,15 +179,23 @@ class SchedulerCore:
             self._indexes.reset()
         self._charges.on_report(report.owner)
         self._migration.on_report(report, self._now_s())
+        self._headrooms.on_report(report, self._now_s())
         if self._rounds.on_report(report.owner, len(self._view)):
             self._on_round(self._rounds.take())
 
     def _on_round(self, fresh: frozenset[Owner]) -> None:
         """All have reported. Who waits is placed first; what is left may take moves."""
+        self._plan_headroom()
         self._holding.pump()
         if self.settings.moves:
-            models = sorted({known.report.model.name for known in self._view})
-            self._migration.run(models, partial(self._movable, fresh), self.settings, self._now_s())
+            self._migration.run(self._models(), partial(self._movable, fresh), self.settings, self._now_s())
+
+    def _plan_headroom(self) -> None:
+        for owner in self._headrooms.plan(self._models(), self._candidates, self.settings, self._now_s()):
+            self._indexes.changed(owner)
+
+    def _models(self) -> list[str]:
+        return sorted({known.report.model.name for known in self._view})
 
     def _movable(self, fresh: frozenset[Owner], model: str) -> list[InstanceObservation]:
         states = (InstanceState.READY, InstanceState.DRAINING)
@@ -200,6 +214,7 @@ class SchedulerCore:
         self._charges.forget(owner)
         self._rounds.forget(owner)
         self._migration.forget(owner)
+        self._headrooms.forget(owner)
 
     def _on_dispatch(self, request: DispatchRequest) -> DispatchReply | Coroutine[Any, Any, DispatchReply]:
         begin_s = self._now_s()

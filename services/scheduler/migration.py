@@ -106,6 +106,7 @@ class Migration:
             tokens_max=pair.tokens_max,
             until_freeness=pair.until_freeness,
             ttl_s=pair.expires_s - now_s,
+            headroom_max=pair.headroom_max,
             waiting=pair.waiting,
             reason="room for the head of the queue" if pair.waiting else f"freeness below {settings.out_below:g}",
         )

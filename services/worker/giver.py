@@ -91,6 +91,7 @@ class Giver:
             now_s=self._now_s(),
             usage=self._options.virtual_usage,
             settings=self._choice,
+            headroom_max=pair.headroom_max,
         )
 
     def _movables(self, destination: Owner) -> Iterable[Movable]:

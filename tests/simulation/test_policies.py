@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_what_waits_in_a_full_instance_moves_to_one_that_has_room() -> None:
     play(scenario, parameters=SMALL)
 
 
-def test_a_high_request_gets_its_instance_to_itself() -> None:
+def test_a_high_request_gets_its_instance_to_itself_whatever_that_costs_if_nothing_bounds_it() -> None:
     normal = [request(f"n{index}", 300, 400) for index in range(8)]
     high = replace(request("high", 100, 300), priority=Priority(scheduling=1, execution=1))
 
@@ -159,4 +160,28 @@ def test_a_high_request_gets_its_instance_to_itself() -> None:
         await exact(pending)
         await settle(mesh)
 
-    play(scenario, parameters=SMALL)
+    play(scenario, parameters=SMALL, scheduler=scheduling(headroom={"others_slower_max": None}))
+
+
+def test_what_a_high_request_may_cost_clears_one_of_many_instances_but_not_one_of_two() -> None:
+    high = replace(request("high", 100, 300), priority=Priority(scheduling=1, execution=1))
+
+    async def scenario(count: int, normal: int, mesh: SimulatedMesh) -> None:
+        pending = streams(mesh, [*(request(f"n{index}", 300, 400) for index in range(normal * count)), high])
+        await asyncio.sleep(8.0)
+        assert mesh.scheduler is not None
+        mine, *others = sorted(mesh.scheduler.observations(), key=lambda item: -item.report.headroom)
+        assert mine.report.headroom == SMALL.capacity - 1600
+        assert mine.granted is not None
+        if count > 2:
+            assert mine.report.used <= SMALL.capacity - mine.granted + 100
+            assert mine.report.running <= min(item.report.running for item in others)
+            assert mine.report.used < fmean(item.report.used for item in others)
+        else:
+            assert mine.granted < SMALL.capacity / 4
+            assert mine.report.running >= 3, "the others stay"
+        await exact(pending)
+        await settle(mesh)
+
+    for count, normal in ((16, 4), (2, 4)):
+        play(partial(scenario, count, normal), parameters=SMALL, instances=count)

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from meshift.schemas.identity import Owner
-from meshift.services.scheduler.policy.freeness import dispatch_freeness, memory_load
+from meshift.services.scheduler.policy.freeness import dispatch_freeness, memory_load, settled_load
 from meshift.services.scheduler.policy.observation import Alternative, Explanation, InstanceObservation
 from meshift.services.scheduler.policy.settings import DispatchSettings, PolicyName, PolicySettings
 
@@ -45,6 +45,7 @@ class DispatchDecision:
                 "room": float(instance.room),
                 "load": float(memory_load(instance)),
                 "waiting": float(instance.waiting),
+                "kept": float(instance.headroom),
                 "tier": float(rank.tier),
             }
             rejected = "" if chosen else self._objection(instance, rank)
@@ -60,15 +61,19 @@ class DispatchDecision:
             return f"{instance.waiting} requests wait there"
         if rank.tier == TIER_WAITS and self.owner is None:
             return "kept open for what fits"
+        if self.demand <= instance.room and self.demand > instance.offered and self.fits:
+            return f"{instance.headroom} tokens are kept free for a class above"
         if not fits(instance, self.demand, self.settings.dispatch) and self.fits:
-            return f"room for {instance.room} of {self.demand} tokens"
+            return f"room for {instance.offered} of {self.demand} tokens"
         if dispatch_freeness(instance) < 0:
             return "overloaded"
+        if is_last(instance):
+            return "busy with a long prompt" if instance.execution > 0 else "kept for a class above"
         return "another is freer"
 
 
-TIER_FULL, TIER_WAITS, TIER_NEGATIVE, TIER_FITS = range(4)
-"""Where it would lengthen a queue; where it waits next; where it fits, but headroom is kept free; where it fits."""
+TIER_FULL, TIER_WAITS, TIER_LAST, TIER_FITS = range(4)
+"""Where it would lengthen a queue; where it waits next; where it fits, but isn't wanted; where it fits."""
 
 LAST = 1e12
 """More tokens than any instance has."""
@@ -138,7 +143,7 @@ def fits(instance: InstanceObservation, demand: int, settings: DispatchSettings)
 def reach(instance: InstanceObservation, settings: DispatchSettings) -> float:
     """The largest prompt that fits, in tokens. One that holds nothing takes whatever it can hold; one whose batch is
     full, none."""
-    report, room = instance.report, instance.room
+    report, room = instance.report, instance.offered
     if room >= report.capacity:
         return inf
     if report.batch_full:
@@ -146,13 +151,28 @@ def reach(instance: InstanceObservation, settings: DispatchSettings) -> float:
     return room - settings.margin_steps * (report.running + instance.charged_requests + 1)
 
 
-def preference(instance: InstanceObservation) -> float:
-    """meshift: the greater, the better, of instances where the prompt fits; those with negative freeness come last."""
-    freeness = dispatch_freeness(instance)
+def is_last(instance: InstanceObservation) -> bool:
+    """meshift: whether others where the prompt fits come before it. Those of negative freeness do; for a prompt of no
+    priority those where headroom is granted, so that its prefill doesn't interrupt their steps; for the others those
+    that are at a long prompt."""
+    if dispatch_freeness(instance) < 0:
+        return True
+    return instance.stalled if instance.execution > 0 else _is_kept(instance)
+
+
+def _is_kept(instance: InstanceObservation) -> bool:
+    return instance.granted is not None and instance.kept > 0
+
+
+def preference(instance: InstanceObservation, settings: PolicySettings) -> float:
+    """meshift: the greater, the better, of instances where the prompt fits; those that are last have less than any
+    other."""
     if instance.execution <= 0:
-        return freeness
-    load = float(memory_load(instance))
-    return -load if freeness >= 0 else -load - LAST
+        freeness = dispatch_freeness(instance)
+        return freeness - LAST if _is_kept(instance) else freeness
+    # Of those that settle at the same load, the one that has least now.
+    load = settled_load(instance, settings.headroom.request_tokens) + memory_load(instance) / LAST
+    return -load - LAST if is_last(instance) else -load
 
 
 def takes_waiting(instance: InstanceObservation, settings: DispatchSettings) -> bool:
@@ -170,9 +190,9 @@ def _by_fit(instance: InstanceObservation, demand: int, turn: int, settings: Pol
     more of its class may be there already, from which others were moved away. Else where it is next and the least is
     missing."""
     if fits(instance, demand, settings.dispatch):
-        return Rank(TIER_FITS if dispatch_freeness(instance) >= 0 else TIER_NEGATIVE, preference(instance), turn)
+        return Rank(TIER_LAST if is_last(instance) else TIER_FITS, preference(instance, settings), turn)
     waits = takes_waiting(instance, settings.dispatch)
-    return Rank(TIER_WAITS if waits else TIER_FULL, float(instance.room), turn)
+    return Rank(TIER_WAITS if waits else TIER_FULL, float(instance.offered), turn)
 
 
 def _by_freeness(instance: InstanceObservation, demand: int, turn: int, settings: PolicySettings) -> Rank:
@@ -211,9 +231,11 @@ def _reason(
     elif settings.policy in ("infaas++", "central"):
         text = f"load of {-rank.value:.0f} tokens, least of {count}"
     elif settings.policy == "meshift" and placed and chosen.execution > 0:
-        text = f"load of {memory_load(chosen)} tokens, least of {count} for its class"
+        load = settled_load(chosen, settings.headroom.request_tokens)
+        text = f"load of {load:.0f} tokens for its class, least of {count}"
     elif settings.policy == "meshift" and not placed:
-        text = f"room for {chosen.room} tokens, most of {count}"
+        text = f"room for {chosen.offered} tokens, most of {count}"
     else:
-        text = f"freeness {rank.value:.1f}, greatest of {count}"
+        freeness = dispatch_freeness(chosen, headroom=settings.sees_priorities)
+        text = f"freeness {freeness:.1f}, greatest of {count}"
     return text if placed else f"{text}; prompt must wait for room"

@@ -28,7 +28,7 @@ def migration_freeness(instance: InstanceObservation, headroom: bool = True, inf
     report = instance.report
     usage = report.used + report.reserved + instance.inflation(inflate_over_s) + instance.moving_in
     if headroom:
-        usage += report.headroom
+        usage += instance.kept
     return (report.capacity - usage) / max(report.running, 1)
 
 
@@ -36,3 +36,18 @@ def memory_load(instance: InstanceObservation) -> int:
     """INFaaS++: tokens in use, promised, queued and on their way."""
     report = instance.report
     return report.used + report.reserved + report.queued_demand + instance.charged_tokens
+
+
+def settled_load(instance: InstanceObservation, request_tokens: float) -> float:
+    """What its steps will take, in tokens of load, for a request whose class headroom is kept for: what is there now,
+    but once others have moved away as far as headroom is granted (or would be, if the request ran there). Each request
+    of the batch counts as `request_tokens` more."""
+    report, load = instance.report, memory_load(instance)
+    waiting = report.running + report.waiting
+    if instance.granted is None:
+        return load + request_tokens * (waiting + instance.charged_requests)
+    kin = sum(item.running for item in report.classes if item.headroom)
+    stays = instance.protected + instance.charged_tokens
+    left = max(stays, min(load, report.capacity - instance.granted))
+    others = (waiting - kin) * (left - stays) / max(load - stays, 1)
+    return left + request_tokens * (kin + instance.charged_requests + others)

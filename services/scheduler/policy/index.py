@@ -31,10 +31,10 @@ Figures = Mapping[str, float | None]
 
 def _fit_figures(instance: InstanceObservation, settings: PolicySettings) -> Figures:
     """meshift: where it fits, the freest; else where it may wait and has the most room; else the most room."""
-    room = float(instance.room)
+    room = float(instance.offered)
     waits = takes_waiting(instance, settings.dispatch)
     return {
-        "preference": preference(instance),
+        "preference": preference(instance, settings),
         "reach": reach(instance, settings.dispatch),
         "waits": room if waits else None,
         "full": None if waits else room,

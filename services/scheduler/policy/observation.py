@@ -24,6 +24,10 @@ class InstanceObservation:
     execution: int = 0
     """For a request of which execution priority it is looked at: what is kept free for its class, or for lower ones, is
     not kept free from it."""
+    granted: int | None = None
+    """How much of the headroom counts (`policy/headroom.py`); None: all that is asked for, as published."""
+    stalled: bool = False
+    """Its engine has ended no step for a while: it is at a long prompt, and whatever comes waits for that."""
 
     @property
     def owner(self) -> Owner:
@@ -39,9 +43,19 @@ class InstanceObservation:
         """What classes above the request's keep free of it. Reports tell only the headroom of all classes together,
         which may be less than the sum of theirs."""
         if self.execution <= 0:
-            return self.report.headroom
+            return self.kept
         above = sum(item.headroom for item in self.report.classes if item.execution > self.execution)
-        return min(self.report.headroom, above)
+        return min(self.kept, above)
+
+    @property
+    def kept(self) -> int:
+        """The headroom of all classes together, as far as it counts."""
+        return self.report.headroom if self.granted is None else min(self.report.headroom, self.granted)
+
+    @property
+    def protected(self) -> int:
+        """What requests of classes that have headroom hold."""
+        return sum(item.used for item in self.report.classes if item.headroom)
 
     @property
     def free(self) -> int:
@@ -52,6 +66,17 @@ class InstanceObservation:
     def room(self) -> int:
         """What a new prompt can have at once: those that wait there are served before it."""
         return self.free - self.report.queued_demand
+
+    @property
+    def offered(self) -> int:
+        """Of the room, what isn't kept free from the request. Where headroom isn't granted but asked for, it is no
+        obstacle, as published: it only makes the instance less free."""
+        return self.room if self.granted is None else self.room - self.headroom
+
+    @property
+    def takes(self) -> int:
+        """What it has free for moves."""
+        return self.free if self.granted is None else self.free - self.kept
 
     def inflation(self, over_s: float) -> float:
         """Tokens that the head of the queue counts as, where its demand comes to count in full `over_s` after it began

@@ -31,6 +31,8 @@ class Pair:
     """What the source must lose to be above its threshold; at most `tokens_max`. Charged to the destination."""
     until_freeness: float
     expires_s: float
+    headroom_max: int | None = None
+    """How much of the source's headroom counts; None: all of it."""
     waiting: bool = False
     """The head of the source's queue goes, which has no KV to copy, instead of running ones."""
 
@@ -67,7 +69,7 @@ class PairingPlan:
             return "no destination left" if instance.report.running else "nothing runs there"
         if freeness <= self.settings.in_above:
             return "neither overloaded nor free"
-        return "no source left" if instance.free > 0 else "nothing free"
+        return "no source left" if instance.takes > 0 else "nothing free"
 
 
 def pair_instances(
@@ -83,9 +85,9 @@ def pair_instances(
     freeness = {instance.owner: migration_freeness(instance, headroom, over_s) for instance in instances}
     able = [item for item in instances if item.owner not in busy]
     sources = [item for item in able if freeness[item.owner] < settings.out_below and item.report.running]
-    destinations = [item for item in able if freeness[item.owner] > settings.in_above and item.free > 0]
+    destinations = [item for item in able if freeness[item.owner] > settings.in_above and item.takes > 0]
     sources.sort(key=lambda item: (freeness[item.owner], item.owner))
-    destinations.sort(key=lambda item: (-item.free, item.owner))
+    destinations.sort(key=lambda item: (-item.takes, item.owner))
     left = _Line(destinations)
     pairs = []
     for source in sources:
@@ -119,7 +121,7 @@ def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, 
         # Places only get fewer: where one found none, a larger one needs no look.
         chosen = left.take(partial(_holds, demand, settings)) if demand < refused else None
         if chosen is not None:
-            pairs.append(_waiting_pair(source, chosen, chosen.room, demand, settings, now_s))
+            pairs.append(_waiting_pair(source, chosen, chosen.offered, demand, settings, now_s))
             continue
         refused = min(refused, demand)
         stuck.append(source)
@@ -138,7 +140,7 @@ def _unblocked(
         demand = max(1, (report.queued_demand - report.head_demand) // (report.waiting - 1))
         chosen = left.take(partial(_holds, demand, settings))
         if chosen is not None:
-            room = int(min(chosen.room, reach(chosen, settings.dispatch)))
+            room = int(min(chosen.offered, reach(chosen, settings.dispatch)))
             pairs.append(_waiting_pair(source, chosen, room, demand, settings, now_s))
     return pairs
 
@@ -204,10 +206,11 @@ def _pair(
     return Pair(
         source=source.owner,
         destination=destination.owner,
-        tokens_max=destination.free,
-        tokens_wanted=min(missing_tokens(source, settings), destination.free),
+        tokens_max=destination.takes,
+        tokens_wanted=min(missing_tokens(source, settings), destination.takes),
         until_freeness=settings.out_below,
         expires_s=now_s + migration.pair_ttl_s,
+        headroom_max=source.granted,
     )
 
 
@@ -216,7 +219,7 @@ def missing_tokens(source: InstanceObservation, settings: PolicySettings) -> int
     report = source.report
     if source.is_draining:
         return report.used
-    headroom = report.headroom if settings.sees_priorities else 0
+    headroom = source.kept if settings.sees_priorities else 0
     inflation = source.inflation(settings.migration.inflate_over_s)
     usage = report.used + report.reserved + inflation + source.moving_in + headroom
     return max(0, round(settings.out_below * max(report.running, 1) - (report.capacity - usage)))

@@ -72,6 +72,23 @@ class MigrationSettings(_Settings):
     defragment: bool = Field(False, description="choose destinations by packing a blocked prompt's room explicitly")
 
 
+class HeadroomSettings(_Settings):
+    """What priorities may cost the others, over all instances. Only the policy `meshift` reads these."""
+
+    others_slower_max: float | None = Field(
+        0.02,
+        ge=0,
+        le=10,
+        description="share by which steps of requests without headroom may last longer (null: no bound)",
+    )
+    full_step_times: float = Field(
+        2.6, gt=1, le=100, description="how many times as long a step takes at full memory as with one request"
+    )
+    request_tokens: float = Field(
+        160.0, ge=0, description="tokens of load that make a step as much longer as one request more does"
+    )
+
+
 class ScalingSettings(_Settings):
     """How many instances there are."""
 
@@ -116,6 +133,7 @@ class PolicySettings(_Settings):
     policy: PolicyName = Field("meshift", description="who decides")
     dispatch: DispatchSettings = DispatchSettings()
     migration: MigrationSettings = MigrationSettings()
+    headroom: HeadroomSettings = HeadroomSettings()
     scaling: ScalingSettings = ScalingSettings()
 
     @model_validator(mode="after")

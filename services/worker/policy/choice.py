@@ -78,6 +78,7 @@ def choose_request(
     now_s: float,
     usage: VirtualUsageSettings,
     settings: ChoiceSettings,
+    headroom_max: int | None = None,
 ) -> Choice:
     """The next one, while the instance's freeness, with what leaves already taken off, is below `until_freeness`.
     `tokens_max`: what the destination still has room for."""
@@ -98,7 +99,7 @@ def choose_request(
     chosen = min(fitting, key=order)
     if load.is_draining:
         return Choice(chosen, "the instance drains")
-    freeness = freeness_without(load, usage.class_of(chosen.execution).execution, usage)
+    freeness = freeness_without(load, usage.class_of(chosen.execution).execution, usage, headroom_max)
     if freeness >= until_freeness:
         return Choice(None, f"freeness {freeness:.1f} is at least {until_freeness:g}")
     return Choice(chosen, f"freeness {freeness:.1f} is below {until_freeness:g}; shortest of the lowest class")
@@ -123,10 +124,14 @@ def choose_waiting(requests: Sequence[Movable], tokens_max: int, now_s: float, s
     return Choice(chosen, f"{where}, {chosen.demand} tokens")
 
 
-def freeness_without(load: SourceLoad, execution: int, usage: VirtualUsageSettings) -> float:
+def freeness_without(
+    load: SourceLoad, execution: int, usage: VirtualUsageSettings, headroom_max: int | None = None
+) -> float:
     """The instance's freeness as a request of that class counts it: of headroom only that of higher classes, and what
     leaves already is gone."""
     headroom = usage.combined([item.headroom for item in load.classes if item.execution > execution])
+    if headroom_max is not None:
+        headroom = min(headroom, headroom_max)
     return freeness_at(
         capacity=load.capacity,
         used=load.used - load.leaving,

@@ -259,8 +259,8 @@ def test_headroom_is_kept_from_lower_classes_only() -> None:
 def test_a_prompt_of_high_priority_goes_where_it_decodes_fastest_beside_its_own_kind() -> None:
     cleared, crowded, large = (
         _classed("a", 200, 2, (1, 900)),
-        instance("b", used=400, running=20),
-        instance("c", used=600),
+        instance("b", used=400, running=2),
+        instance("c", used=600, running=1),
     )
     loads = [cleared, crowded, large]
     assert chosen(loads) == "c", "none of normal priority where headroom is kept"
@@ -268,7 +268,9 @@ def test_a_prompt_of_high_priority_goes_where_it_decodes_fastest_beside_its_own_
     assert chosen(seen_by(1, [_classed("a", 200, 2, (2, 900)), crowded, large])) == "b", "kept for a higher class"
     decision = choose_instance(seen_by(1, loads), 10, 0, MESHIFT)
     assert decision is not None
-    assert decision.reason == "load of 200 tokens, least of 3 for its class"
+    assert decision.reason == "load of 520 tokens for its class, least of 3", "two requests count as 160 tokens each"
+    fewer = instance("d", used=450, running=1)
+    assert chosen(seen_by(1, [crowded, fewer])) == "d", "a request more makes steps longer than 50 tokens do"
 
 
 @given(instances(), st.integers(1, 1000), st.integers(0, 3))

@@ -142,6 +142,7 @@ SAMPLES: tuple[Message, ...] = (
     instances.DispatchReply(owner=OWNER, scheduler_id="s", incarnation=1, reason="freest"),
     instances.MovePair(
         scheduler_id="s", incarnation=1, source=OWNER, destination=OTHER, tokens_max=5, until_freeness=-1.5, ttl_s=0.5,
+        headroom_max=9,
         waiting=True, reason="r",
     ),
     instances.DrainRequest(deadline_s=1.5, restart=True),

@@ -1,0 +1,81 @@
+"""Keeps how much headroom counts at each instance, from one round of reports to the next, and which engines are at a
+long prompt. Of what reports say, so a new scheduler has it after a round."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from meshift.schemas.identity import Owner
+from meshift.schemas.instances import LoadReport
+from meshift.schemas.steering import DecisionSubject
+from meshift.services.scheduler.decisions import DecisionLog
+from meshift.services.scheduler.policy.headroom import HeadroomPlan, plan_headroom
+from meshift.services.scheduler.policy.observation import InstanceObservation
+from meshift.services.scheduler.policy.settings import PolicySettings
+
+STALLED_S = 0.09
+"""An engine that runs something and ended no step in this time is at a long prompt: a decode step takes less."""
+
+
+class Headrooms:
+    """Of one scheduler."""
+
+    def __init__(self, decisions: DecisionLog) -> None:
+        self._decisions = decisions
+        self._granted: dict[Owner, int] = {}
+        self._steps: dict[Owner, tuple[int, float]] = {}
+        """How many steps an engine had ended, and since when."""
+        self._stalled: set[Owner] = set()
+        self._asking: set[Owner] = set()
+        self.plans: dict[str, HeadroomPlan] = {}
+        """The newest of each model."""
+
+    def granted(self, owner: Owner) -> int | None:
+        """How much of its headroom counts; None: all."""
+        return self._granted.get(owner)
+
+    def is_stalled(self, owner: Owner) -> bool:
+        """As of its newest report."""
+        return owner in self._stalled
+
+    def on_report(self, report: LoadReport, now_s: float) -> None:
+        """An instance reported."""
+        count, since_s = self._steps.get(report.owner, (-1, now_s))
+        if count != report.step_count or not report.running:
+            since_s = now_s
+        self._steps[report.owner] = (report.step_count, since_s)
+        _put(self._stalled, report.owner, now_s - since_s >= STALLED_S)
+        _put(self._asking, report.owner, report.headroom > 0)
+
+    def plan(
+        self,
+        models: Iterable[str],
+        observe: Callable[[str], Sequence[InstanceObservation]],
+        settings: PolicySettings,
+        now_s: float,
+    ) -> Iterator[Owner]:
+        """A round of reports is complete, or the settings are others. `observe` gives those that take requests.
+        Returns the owners at which another headroom counts than before."""
+        before = self._granted
+        self._granted = {}
+        self.plans.clear()
+        for model in models if settings.sees_classes else ():
+            # Nobody is looked at while nobody asks.
+            instances = observe(model) if self._asking else ()
+            plan = self.plans[model] = plan_headroom(instances, settings.headroom)
+            self._granted.update(plan.granted)
+            self._decisions.look(DecisionSubject.HEADROOM, plan, now_s, model)
+        owners = dict.fromkeys((*before, *self._granted))
+        return (owner for owner in owners if before.get(owner) != self._granted.get(owner))
+
+    def forget(self, owner: Owner) -> None:
+        """`owner` is gone."""
+        self._granted.pop(owner, None)
+        self._steps.pop(owner, None)
+        self._stalled.discard(owner)
+        self._asking.discard(owner)
+
+
+def _put(owners: set[Owner], owner: Owner, belongs: bool) -> None:
+    if belongs:
+        owners.add(owner)
+    else:
+        owners.discard(owner)
