@@ -11,6 +11,7 @@ from meshift.backends.sim.engine import DEFAULT_MODEL
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.tokens import Generation, TokenSource
 from meshift.schemas.requests import Priority
+from meshift.schemas.steering import DecisionsRequest, DecisionSubject
 from meshift.services.frontend.api import Chunk
 from meshift.services.scheduler.core import SchedulerOptions
 from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings
@@ -180,6 +181,12 @@ def test_what_a_high_request_may_cost_clears_one_of_many_instances_but_not_one_o
         else:
             assert mine.granted < SMALL.capacity / 4
             assert mine.report.running >= 3, "the others stay"
+            steering = mesh.frontends["frontend-0"].steering
+            decided = await steering.decisions(DecisionsRequest(subject=DecisionSubject.HEADROOM))
+            (look,) = (item for item in decided.current if item.subject is DecisionSubject.HEADROOM)
+            assert look.decision == f"{mine.granted} tokens of headroom count"
+            await steering.change_policy({"headroom": {"others_slower_max": None}})
+            assert {item.granted for item in mesh.scheduler.observations()} == {None}
         await exact(pending)
         await settle(mesh)
 

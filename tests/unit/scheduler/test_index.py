@@ -1,6 +1,7 @@
 """Dispatch by index decides as the plain scan does, whatever changes in between."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import hypothesis
 import pytest
@@ -33,13 +34,19 @@ def same(ours: DispatchDecision | None, plain: DispatchDecision | None) -> None:
     assert ours.explain() == plain.explain()
 
 
+def _planned(draw: st.DrawFn, loads: list[InstanceObservation]) -> list[InstanceObservation]:
+    """With headroom that is granted, and engines at long prompts."""
+    grants, stalls = st.sampled_from([None, 0, 150, 400]), st.booleans()
+    return [replace(item, granted=draw(grants), stalled=draw(stalls)) for item in loads]
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[InstanceObservation], list[tuple[list[InstanceObservation], int, bool]]]:
     """Instances, and steps: what changed, and the demand of the dispatch that follows."""
-    first = draw(instances(max_size=6))
+    first = _planned(draw, draw(instances(max_size=6)))
     steps = []
     for _ in range(draw(st.integers(1, 3))):
-        others = draw(instances(min_size=len(first), max_size=len(first)))
+        others = _planned(draw, draw(instances(min_size=len(first), max_size=len(first))))
         changed = draw(st.lists(st.integers(0, len(first) - 1), max_size=len(first), unique=True))
         steps.append(([others[place] for place in changed], draw(st.integers(1, 1000)), draw(st.booleans())))
     return first, steps

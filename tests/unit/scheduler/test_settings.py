@@ -17,6 +17,9 @@ def test_a_change_is_a_new_version_and_leaves_the_old_one() -> None:
     assert new.scaling.figure == "mean"
     assert (old.version, old.policy, old.migration.out_below) == (1, "meshift", None)
     assert new.replaced({}).version == 3
+    unbound = new.replaced({"headroom": {"others_slower_max": None}})
+    assert unbound.headroom.others_slower_max is None
+    assert unbound.headroom.full_step_times == old.headroom.full_step_times
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,8 @@ def test_a_change_is_a_new_version_and_leaves_the_old_one() -> None:
         ({"policy": "best"}, "policy"),
         ({"version": 7}, "version"),
         ({"dispatch": {"waiting_max": 0}}, "dispatch.waiting_max"),
+        ({"headroom": {"others_slower_max": -0.01}}, "headroom.others_slower_max"),
+        ({"headroom": {"full_step_times": 1}}, "headroom.full_step_times"),
     ],
 )
 def test_a_bad_change_names_its_field(changes: dict[str, Any], param: str | None) -> None:

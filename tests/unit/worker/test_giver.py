@@ -15,6 +15,7 @@ from meshift.schemas.requests import Finish, FinishReason, Priority, Sampling
 from meshift.services.simulation import virtual_time
 from meshift.services.worker.giver import Giver
 from meshift.services.worker.options import WorkerOptions
+from meshift.services.worker.policy.virtual_usage import PriorityClass, VirtualUsageSettings
 from meshift.services.worker.requests import RequestRecord
 
 HERE, THERE = Owner("a", 1), Owner("b", 1)
@@ -42,13 +43,15 @@ class FakeEngine:
     requests: list[RequestRecord]
     capacity: int = 1000
     head_demand: int = 0
+    usages: tuple[ClassUsage, ...] = ()
+    """By class, if not all are of the lowest."""
 
     def load(self) -> EngineLoad:
         used = sum(item.known_tokens for item in self.requests if item.output)
         running = sum(bool(item.output) for item in self.requests)
         waiting = len(self.requests) - running
         free = self.capacity - used
-        usages = (ClassUsage(0, running, used),)
+        usages = self.usages or (ClassUsage(0, running, used),)
         return EngineLoad(self.capacity, used, 0, free, 0, running, waiting, self.head_demand, 0, 0, usages)
 
 
@@ -143,6 +146,21 @@ def test_several_at_once_where_the_options_say_so() -> None:
         rig = Rig(record("a", 100), record("b", 200), record("c", 300), gives_max=2)
         rig.pair()
         assert rig.moves.names == ["a", "b"]
+
+    virtual_time.run(main())
+
+
+def test_of_its_headroom_only_what_the_pair_grants_makes_it_give() -> None:
+    high = PriorityClass(name="high", execution=1, target_load=100)
+    usage = VirtualUsageSettings(classes=(high, PriorityClass(name="normal", execution=0)))
+
+    async def main() -> None:
+        rig = Rig(record("a", 199), record("b", 299), virtual_usage=usage)
+        rig.engine.usages = (ClassUsage(1, 1, 300), ClassUsage(0, 1, 200))
+        rig.pair(until_freeness=50.0, headroom_max=400)
+        assert rig.moves.names == [], "(1000 - 500 - 400) / 2 is enough"
+        rig.pair(until_freeness=50.0)
+        assert rig.moves.names == ["a"], "of 900 it is not"
 
     virtual_time.run(main())
 

@@ -33,6 +33,7 @@ async def test_the_policy_is_shown_and_changed(shell: Shell) -> None:
         ({"version": 3}, "version"),
         ({"scaling": {"instances_min": 0}}, "scaling.instances_min"),
         ({"scaling": {"low": 70}}, "scaling"),
+        ({"headroom": {"others_slower_max": -0.1}}, "headroom.others_slower_max"),
         ([], None),
     ],
 )

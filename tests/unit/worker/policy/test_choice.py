@@ -35,7 +35,7 @@ def load(requests: Sequence[Movable], **changes: Any) -> SourceLoad:
 
 
 def choose(requests: Sequence[Movable], tokens_max: int = 10_000, **changes: Any) -> Choice:
-    until = changes.pop("until_freeness", 1e6)
+    until, headroom_max = changes.pop("until_freeness", 1e6), changes.pop("headroom_max", None)
     return choose_request(
         requests,
         load(requests, **changes),
@@ -44,6 +44,7 @@ def choose(requests: Sequence[Movable], tokens_max: int = 10_000, **changes: Any
         now_s=100.0,
         usage=USAGE,
         settings=SETTINGS,
+        headroom_max=headroom_max,
     )
 
 
@@ -118,6 +119,13 @@ def test_a_class_is_not_pushed_away_by_its_own_headroom() -> None:
     assert name(choose(high, until_freeness=3)) is None, "(1700 - 1620) / 2 is 40 without the headroom"
     assert name(choose([*high, movable("c", 20)], until_freeness=3)) == "c", "the others do go"
     assert name(choose(high, until_freeness=41)) == "b"
+
+
+def test_of_the_headroom_only_what_the_scheduler_grants_pushes_others_away() -> None:
+    requests = [movable("a", 900, execution=1), movable("b", 720)]
+    assert name(choose(requests, until_freeness=3)) == "b", "(1700 - 1620 - 100) / 2 is -10"
+    assert name(choose(requests, until_freeness=3, headroom_max=75)) == "b", "(1700 - 1620 - 75) / 2 is 2.5"
+    assert name(choose(requests, until_freeness=3, headroom_max=74)) is None, "it is 3"
 
 
 def test_headroom_of_one_that_only_waits_pushes_nobody() -> None:
