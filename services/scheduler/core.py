@@ -132,12 +132,6 @@ class SchedulerCore:
         known = self._view.get(owner)
         return None if known is None else self._observe(known)
 
-    def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
-        """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
-        self.steering.change(changes)
-        self._on_new_policy()
-        return self.settings
-
     @property
     def settings(self) -> PolicySettings:
         """The policy that is in force."""
