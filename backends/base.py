@@ -9,7 +9,7 @@ All methods are called on one event loop and none blocks it. The listener is cal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport.base import Address
@@ -85,8 +85,7 @@ class ClassUsage:
     """Their tokens with memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(NamedTuple):
     """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
 
     capacity: int

@@ -1,14 +1,16 @@
 """Llumnix's section 6.3: latencies of the policies over traces, rates and seeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from meshift.benchmarks.experiments.charts import draw
 from meshift.benchmarks.experiments.rates import known_rates, rate_of
-from meshift.benchmarks.experiments.runs import Row, Runs, figures, paired, print_rows, progress, samples
+from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, paired, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.services.scheduler.policy.settings import PolicyName
 from meshift.services.simulation.scenario import Cluster, Workload
 from meshift.services.simulation.serving_run import run_serving
@@ -48,15 +50,13 @@ def cells(settings: ExperimentSettings, cluster: Cluster) -> list[Cell]:
 
 def run(settings: ExperimentSettings, cluster: Cluster, experiment: str = "serving") -> Runs:
     """The matrix, or the part of it that the settings ask for."""
-    runs = Runs(experiment, cluster.parameters_hash(), settings.json_path)
-    matrix = cells(settings, cluster)
-    with progress(len(matrix)) as begin:
-        for cell in matrix:
-            begin(f"{cell.trace} {cell.rate:g}/s seed {cell.seed} {cell.policy}")
-            row, raw = run_cell(cell, cluster, settings.requests)
-            runs.add(row, raw)
+    runs = Runs(
+        experiment, cluster.parameters_hash(), settings.json_path, {"requests": settings.requests}, settings.resume
+    )
+    tasks = [task_of(cell, cluster, settings.requests) for cell in cells(settings, cluster)]
+    carry_out(tasks, runs, settings.processes)
     summary: list[Row] = []
-    for against in sorted({cell.policy for cell in matrix} - {"meshift"}):
+    for against in sorted({row["policy"] for row in runs.rows} - {"meshift"}):
         for figure in FIGURES:
             summary += paired(runs.rows, ("trace", "target_s"), figure, against)
     runs.conclude(summary)
@@ -80,7 +80,13 @@ def draw_traces(path: Path | None, rows: Sequence[Row]) -> None:
         draw(beside, trace, "requests/s", "P99 prefill, s (median of seeds)", series)
 
 
-def run_cell(cell: Cell, cluster: Cluster, requests: int) -> tuple[Row, Row]:
+def task_of(cell: Cell, cluster: Cluster, requests: int) -> Task:
+    """One run as a task."""
+    name = f"{cell.trace} {cell.rate:g}/s seed {cell.seed} {cell.policy}"
+    return Task(name, asdict(cell), partial(run_cell, cell, cluster, requests))
+
+
+def run_cell(cell: Cell, cluster: Cluster, requests: int) -> Result:
     """One run: its row, and what each request saw."""
     workload = Workload(trace=cell.trace, requests=requests, rate=cell.rate, seed=cell.seed, shuffle=True)
     result = run_serving(cluster.options(cell.policy, cell.seed), workload.arrivals(cluster.tokens_max))

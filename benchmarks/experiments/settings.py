@@ -1,5 +1,7 @@
 """What can be set about an experiment."""
 
+import os
+
 from pydantic import Field
 
 from meshift.benchmarks.report import BenchmarkSettings
@@ -18,7 +20,18 @@ class ExperimentSettings(BenchmarkSettings):
     traces: tuple[str, ...] = Field((), description="traces (default: those of the experiment)")
     policies: tuple[PolicyName, ...] = Field((), description="policies (default: those of the experiment)")
     targets_s: tuple[int, ...] = Field((5, 10, 30), description="rates: P99 prefill of INFaaS++ there, in s")
+    jobs: int | None = Field(
+        None, ge=1, description="runs at once, each in a process of its own (default: one a core; with --quick, 1)"
+    )
+    resume: bool = Field(
+        False, description="go on with the file of --json: keep its rows, and do only those runs that it lacks"
+    )
     over_nats: bool = Field(True, description="`scalability`: also over a real NATS server")
+
+    @property
+    def processes(self) -> int:
+        """Runs at once."""
+        return self.jobs or (1 if self.quick else os.cpu_count() or 1)
 
     @property
     def all_policies(self) -> tuple[PolicyName, ...]:
