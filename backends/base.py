@@ -141,6 +141,10 @@ class Engine(Protocol):
     def load(self) -> EngineLoad:
         """The newest snapshot; cheap."""
 
+    def held_tokens(self, key: RequestKey) -> int | None:
+        """Tokens of a request with KV now, also where the listener hears of tokens later; 0 while it waits; None in
+        its prefill, out of the batch, or if it isn't here. Cheap."""
+
     async def check_integrity(self) -> None:
         """Raise AssertionError if memory isn't conserved, or, when nothing runs, not all free or cached."""
 

@@ -1,6 +1,7 @@
 """What can be set about an experiment."""
 
 import os
+from pathlib import Path
 
 from pydantic import Field
 
@@ -18,6 +19,9 @@ class ExperimentSettings(BenchmarkSettings):
     first_seed: int = Field(FIRST_REPORTED_SEED, description="the first seed")
     seeds: int = Field(8, ge=1, description="how many seeds")
     traces: tuple[str, ...] = Field((), description="traces (default: those of the experiment)")
+    trace_folder: Path | None = Field(
+        None, description="`serving`: where the published traces lie that its matrix names by their files"
+    )
     policies: tuple[PolicyName, ...] = Field((), description="policies (default: those of the experiment)")
     targets_s: tuple[int, ...] = Field((5, 10, 30), description="rates: P99 prefill of INFaaS++ there, in s")
     jobs: int | None = Field(

@@ -142,12 +142,6 @@ class SchedulerCore:
         self._observed.pop(owner, None)
         self._indexes.changed(owner)
 
-    def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
-        """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
-        self.steering.change(changes)
-        self._on_new_policy()
-        return self.settings
-
     @property
     def settings(self) -> PolicySettings:
         """The policy that is in force."""
