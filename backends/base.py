@@ -75,8 +75,7 @@ class TokenEvent:
     """With the first tokens, where the engine knows it: from the submission to the start of the prefill."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassUsage:
+class ClassUsage(NamedTuple):
     """The requests in the batch that have one execution priority."""
 
     execution: int

@@ -12,6 +12,9 @@ PROTOCOL_VERSION = 1
 # Token ids are 32-bit little-endian on the wire; `array("i")` is that on every machine that SGLang runs on.
 TOKEN_BYTES = 4
 
+_set = object.__setattr__
+"""Also of what is frozen."""
+
 
 class Part(BaseModel):
     """A frozen piece of a message; not sent alone."""
@@ -24,10 +27,10 @@ class Part(BaseModel):
         default. Whoever gets it over a network validates it."""
         part = cls.__new__(cls)
         defaults, names = _fields(cls)
-        object.__setattr__(part, "__dict__", defaults | values)
-        object.__setattr__(part, "__pydantic_fields_set__", names)
-        object.__setattr__(part, "__pydantic_extra__", None)
-        object.__setattr__(part, "__pydantic_private__", None)
+        _set(part, "__dict__", defaults | values)
+        _set(part, "__pydantic_fields_set__", names)
+        _set(part, "__pydantic_extra__", None)
+        _set(part, "__pydantic_private__", None)
         return part
 
 

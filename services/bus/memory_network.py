@@ -80,20 +80,6 @@ class SubscriptionInlet:
         self.sequence = 0
         self.open = True
 
-    def admit(self) -> bool:
-        """A message leaves for here, if there is room."""
-        if self.queued >= self.queue_max:
-            self.on_drop()
-            return False
-        self.queued += 1
-        return True
-
-    def arrive(self, payload: Payload, headers: Headers | None) -> None:
-        """The delay is over."""
-        self.queued -= 1
-        if self.open:
-            self.accept(payload, headers)
-
 
 class EndpointInlet:
     """Where one endpoint's requests arrive. After its removal those under way still do, until it is `cut`."""
@@ -202,13 +188,23 @@ class MemoryNetwork:
         inlets = self._route(subject).subscriptions
         if not self.faults.active and self._link_delay_s is None:
             # One entry of the line for all: they come at the same time, one after another.
-            if receivers := [inlet for inlet in inlets if inlet.admit()]:
+            receivers = []
+            for inlet in inlets:
+                if inlet.queued < inlet.queue_max:
+                    inlet.queued += 1
+                    receivers.append(inlet)
+                else:
+                    inlet.on_drop()
+            if receivers:
                 self.line.call(0, _arrive, receivers, payload, headers)
             return
         for inlet in inlets:
             for extra_ns in self._copies(sender, inlet.client.name, subject):
-                if inlet.admit():
-                    self.line.call(extra_ns, inlet.arrive, payload, headers)
+                if inlet.queued < inlet.queue_max:
+                    inlet.queued += 1
+                    self.line.call(extra_ns, _arrive, (inlet,), payload, headers)
+                else:
+                    inlet.on_drop()
 
     def request(self, subject: str, payload: Payload, headers: Headers | None, reply_to: ReplyTo) -> None:
         """Send to one of the endpoints, or tell the requester that there is none."""
@@ -260,6 +256,7 @@ class MemoryNetwork:
 
 
 def _arrive(inlets: Sequence[SubscriptionInlet], payload: Payload, headers: Headers | None) -> None:
+    """The delay is over."""
     for inlet in inlets:
         inlet.queued -= 1
         if inlet.open:

@@ -67,6 +67,7 @@ class FrontendCore:
 
     def __init__(self, ref: FrontendRef, bus: Bus, options: FrontendOptions, *, tracer: Tracer = NO_TRACER) -> None:
         subjects.check_name(ref.frontend_id)
+        self._loop = asyncio.get_running_loop()
         self.ref = ref
         self.counters = FrontendCounters()
         self._tracer = tracer
@@ -344,4 +345,4 @@ class FrontendCore:
 
     def now_s(self) -> float:
         """AskingCore."""
-        return asyncio.get_running_loop().time()
+        return self._loop.time()

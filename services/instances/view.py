@@ -62,8 +62,10 @@ class InstanceView:
         known = self._known.get(owner.instance_id)
         if known is not None and known.report.owner == owner:
             if report.sequence > known.report.sequence:
+                # The last one now.
                 del self._known[owner.instance_id]
-                self._known[owner.instance_id] = KnownInstance(report, now_s)
+                self._known[owner.instance_id] = known
+                known.report, known.seen_s = report, now_s
             return []
         if owner.incarnation < self._newest.get(owner.instance_id, 0):
             return []

@@ -63,6 +63,7 @@ class SchedulerCore:
     def __init__(
         self, scheduler_id: str, incarnation: int, bus: Bus, options: SchedulerOptions, *, tracer: Tracer = NO_TRACER
     ) -> None:
+        self._now_s = asyncio.get_running_loop().time
         self._id = subjects.check_name(scheduler_id)
         self._incarnation = incarnation
         self.counters = SchedulerCounters()
@@ -317,6 +318,3 @@ class SchedulerCore:
     def _expire(self) -> None:
         for owner in self._view.expire(self._now_s()):
             self._forget(owner)
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()

@@ -75,7 +75,9 @@ class WorkerCore:
         self.state = InstanceState.STARTING
         self.restart_wanted = False
         """An operator wants it to be started again when it has left."""
-        self.ended: asyncio.Future[InstanceState] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._now_s = loop.time
+        self.ended: asyncio.Future[InstanceState] = loop.create_future()
         self._engine = engine
         self._info: EngineInfo | None = None
         self._moves: WorkerMoves | None = None
@@ -395,6 +397,3 @@ class WorkerCore:
         if self._info is None:
             raise Unavailable(f"{self.owner} is {self.state}")
         return self._info
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()

@@ -86,19 +86,29 @@ def class_loads(
     """Load by class, the most protected first, and the instance's headroom."""
     if not usages:
         return (), 0
+    if len(usages) == 1 and usages[0].running:
+        # Nearly always.
+        usage = usages[0]
+        load = _class_load(settings.class_of(usage.execution), usage.running, usage.used, capacity, settings)
+        return (load,), load.headroom
     totals: dict[int, tuple[PriorityClass, int, int]] = {}
     for usage in usages:
         item = settings.class_of(usage.execution)
         _, running, used = totals.get(item.execution, (item, 0, 0))
         totals[item.execution] = (item, running + usage.running, used + usage.used)
-    loads, headrooms = [], []
-    for execution in sorted(totals, reverse=True):
-        item, running, used = totals[execution]
-        if running or used:
-            headroom = settings.headroom(item, capacity) if running else 0
-            headrooms.append(headroom)
-            loads.append(ClassLoad(name=item.name, execution=execution, running=running, used=used, headroom=headroom))
-    return tuple(loads), settings.combined(headrooms)
+    loads = tuple(
+        _class_load(*totals[execution], capacity, settings)
+        for execution in sorted(totals, reverse=True)
+        if any(totals[execution][1:])
+    )
+    return loads, settings.combined([load.headroom for load in loads])
+
+
+def _class_load(
+    item: PriorityClass, running: int, used: int, capacity: int, settings: VirtualUsageSettings
+) -> ClassLoad:
+    headroom = settings.headroom(item, capacity) if running else 0
+    return ClassLoad.trusted(name=item.name, execution=item.execution, running=running, used=used, headroom=headroom)
 
 
 def request_usage(

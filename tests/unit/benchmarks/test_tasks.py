@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import operator
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -82,6 +84,7 @@ def test_what_cannot_be_run_is_a_value_error_with_its_run(path: Path) -> None:
         carry_out([task("cell of seed 8", partial(json.loads, ""))], Runs("serving", "hash", path), jobs=1)
 
 
+@pytest.mark.slow
 def test_breaking_off_ends_the_other_processes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does, while one run is on its way."""
     runs = Runs("serving", "hash", path)
@@ -97,11 +100,48 @@ def test_breaking_off_ends_the_other_processes(path: Path, monkeypatch: pytest.M
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told_with_its_run(path: Path) -> None:
     dies = task("cell of seed 9", partial(eval, "__import__('os')._exit(3)"))
     with pytest.raises(RunFailed, match=r"cell of seed 9|another run"):
         carry_out([dies, dies], Runs("serving", "hash", path), jobs=2)
     assert not multiprocessing.active_children()
+
+
+PARENT = """
+import functools, multiprocessing, threading, time
+from meshift.benchmarks.experiments.runs import Runs
+from meshift.benchmarks.experiments.tasks import Task, carry_out
+
+def tell():
+    while len(multiprocessing.active_children()) < 2:
+        time.sleep(0.01)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+tasks = [Task(name, {"name": name}, functools.partial(time.sleep, 3_600)) for name in "ab"]
+carry_out(tasks, Runs("serving", "hash", None), jobs=2)
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_when_their_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(children) == 2
+    until_s = time.monotonic() + 60
+    while any(map(is_running, children)):
+        assert time.monotonic() < until_s, children
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_going_on_does_what_is_missing_and_keeps_the_rest(path: Path) -> None:
