@@ -39,5 +39,6 @@ class ExperimentSettings(BenchmarkSettings):
 
     @property
     def all_policies(self) -> tuple[PolicyName, ...]:
-        """Every policy but the one that is there for its cost only."""
-        return tuple(policy for policy in POLICIES if policy != "central")
+        """Those that differ where all requests are of one class: not `llumnix-base`, which is `llumnix` there, nor the
+        one that is there for its cost only."""
+        return tuple(policy for policy in POLICIES if policy not in ("central", "llumnix-base"))
