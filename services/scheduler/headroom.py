@@ -54,17 +54,16 @@ class Headrooms:
     ) -> Iterator[Owner]:
         """A round of reports is complete, or the settings are others. `observe` gives those that take requests.
         Returns the owners at which another headroom counts than before."""
-        before = self._granted
-        self._granted = {}
+        before, granted = self._granted, dict[Owner, int]()
         self.plans.clear()
         for model in models if settings.sees_classes else ():
             # Nobody is looked at while nobody asks.
             instances = observe(model) if self._asking else ()
             plan = self.plans[model] = plan_headroom(instances, settings.headroom)
-            self._granted.update(plan.granted)
+            granted.update(plan.granted)
             self._decisions.look(DecisionSubject.HEADROOM, plan, now_s, model)
-        owners = dict.fromkeys((*before, *self._granted))
-        return (owner for owner in owners if before.get(owner) != self._granted.get(owner))
+        self._granted = granted
+        return (owner for owner in dict.fromkeys((*before, *granted)) if before.get(owner) != granted.get(owner))
 
     def forget(self, owner: Owner) -> None:
         """`owner` is gone."""

@@ -1,7 +1,5 @@
 """How much headroom counts over a cluster, and what it makes of dispatches and moves. Instances have 1,000 tokens."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +30,7 @@ def with_high(name: str, high: int, others: int = 0, running: int = 2) -> Instan
 
 def granted(loads: list[InstanceObservation], made: HeadroomSettings = BOUND) -> list[InstanceObservation]:
     plan = plan_headroom(loads, made)
-    return [replace(item, granted=plan.granted.get(item.owner)) for item in loads]
+    return [item._replace(granted=plan.granted.get(item.owner)) for item in loads]
 
 
 def chosen(loads: list[InstanceObservation], demand: int = 10, execution: int = 0) -> str | None:
@@ -76,7 +74,7 @@ def test_nothing_is_bounded_where_nobody_asks_or_no_bound_is_set() -> None:
     assert plan_headroom([], BOUND).granted == {}
     unbound = HeadroomSettings(others_slower_max=None)
     assert plan_headroom([with_high("a", 500)], unbound).granted == {}
-    assert replace(with_high("a", 500), granted=None).kept == 900
+    assert with_high("a", 500)._replace(granted=None).kept == 900
 
 
 def test_of_few_instances_none_is_cleared() -> None:
@@ -99,7 +97,7 @@ def test_others_go_elsewhere_while_there_is_room_and_wait_rather_than_take_what_
 
 
 def test_where_a_part_is_kept_what_is_left_is_the_last_that_others_take() -> None:
-    part = replace(with_high("a", 200), granted=300)
+    part = with_high("a", 200)._replace(granted=300)
     assert (part.room, part.offered) == (800, 500)
     assert chosen([part, instance("b", used=700, running=7)]) == "b"
     assert chosen([part, instance("b", used=700, running=7)], 400) == "a"
@@ -110,45 +108,45 @@ def test_where_a_part_is_kept_what_is_left_is_the_last_that_others_take() -> Non
 
 
 def test_high_ones_share_an_instance_until_another_would_be_as_fast() -> None:
-    shared = replace(with_high("a", 80, 300), granted=900)
+    shared = with_high("a", 80, 300)._replace(granted=900)
     cleared, plain = (
-        replace(instance("b", used=400, running=4), granted=900),
-        replace(instance("c", used=300), granted=0),
+        instance("b", used=400, running=4)._replace(granted=900),
+        instance("c", used=300)._replace(granted=0),
     )
     assert chosen([shared, cleared, plain], execution=1) == "a", "both settle at the target, and a holds less of others"
-    crowded = replace(with_high("a", 350, 300), granted=900)
-    assert chosen([crowded, plain, replace(cleared, granted=0)], execution=1) == "c", "350 of its own are more than 300"
+    crowded = with_high("a", 350, 300)._replace(granted=900)
+    assert chosen([crowded, plain, cleared._replace(granted=0)], execution=1) == "c", "350 of its own are more than 300"
     assert chosen([crowded, plain, cleared], execution=1) == "b", "which would be cleared to 100"
 
 
 def test_settled_loads_in_numbers() -> None:
     plain = instance("a", used=400, running=4)
     assert settled_load(plain, 10.0) == 440
-    assert settled_load(replace(with_high("a", 50, 350, running=5), granted=900), 0.0) == 100
+    assert settled_load(with_high("a", 50, 350, running=5)._replace(granted=900), 0.0) == 100
     # Of 350 tokens in four requests 50 stay, which is four sevenths of a request.
-    assert settled_load(replace(with_high("a", 50, 350, running=5), granted=900), 70.0) == 100 + 70 * (1 + 4 / 7)
-    assert settled_load(replace(with_high("a", 200, 300), granted=900), 0.0) == 200
-    assert settled_load(replace(with_high("a", 50, 350), granted=0), 0.0) == 400
+    assert settled_load(with_high("a", 50, 350, running=5)._replace(granted=900), 70.0) == 100 + 70 * (1 + 4 / 7)
+    assert settled_load(with_high("a", 200, 300)._replace(granted=900), 0.0) == 200
+    assert settled_load(with_high("a", 50, 350)._replace(granted=0), 0.0) == 400
 
 
 def test_a_high_prompt_avoids_an_engine_at_a_long_prompt_and_others_do_not() -> None:
     busy, other = instance("a", used=100, running=1), instance("b", used=300, running=1)
-    loads = [replace(busy, stalled=True), other]
+    loads = [busy._replace(stalled=True), other]
     assert chosen(loads, execution=1) == "b"
     assert chosen(loads) == "a"
-    assert chosen([replace(item, stalled=True) for item in (busy, other)], execution=1) == "a"
+    assert chosen([item._replace(stalled=True) for item in (busy, other)], execution=1) == "a"
 
 
 def test_only_granted_headroom_moves_others_away_and_a_destination_keeps_its_own() -> None:
     made = MESHIFT.replaced({"migration": {"out_below": 3, "in_above": 30}})
     full = with_high("a", 100, 300, running=4)
     free = instance("b", used=100, running=2)
-    (pair,) = pair_instances([replace(full, granted=900), free], made, 0.0, {}).pairs
+    (pair,) = pair_instances([full._replace(granted=900), free], made, 0.0, {}).pairs
     assert (pair.source.instance_id, pair.headroom_max) == ("a", 900)
     assert pair.tokens_wanted == 312, "100 + 300 + 900 - 1000, and 3 steps of 4 requests"
-    assert pair_instances([replace(full, granted=300), free], made, 0.0, {}).pairs == ()
+    assert pair_instances([full._replace(granted=300), free], made, 0.0, {}).pairs == ()
     short = instance("c", used=990, running=5)
-    kept = replace(with_high("a", 100, running=1), granted=600)
+    kept = with_high("a", 100, running=1)._replace(granted=600)
     (pair,) = pair_instances([kept, short], made, 0.0, {}).pairs
     assert (pair.destination.instance_id, pair.tokens_max) == ("a", 300), "of 900 free ones 600 are kept"
 
@@ -176,7 +174,7 @@ def clusters(draw: st.DrawFn) -> list[InstanceObservation]:
         report = item.report.model_copy(
             update={"classes": (load,) if asks else (), "headroom": load.headroom if asks else 0}
         )
-        made.append(replace(item, report=report))
+        made.append(item._replace(report=report))
     return made
 
 
@@ -204,7 +202,7 @@ def test_a_high_prompt_never_does_worse_than_without_priorities(
     """It has room wherever it would have some then, and among the instances that aren't last none settles lower."""
     made = MESHIFT.replaced({"headroom": {"others_slower_max": slower_max, "request_tokens": 50}})
     seen = seen_by(1, granted(loads, made.headroom))
-    blind = [replace(item, granted=None) for item in loads]
+    blind = [item._replace(granted=None) for item in loads]
     for mine, plain in zip(seen, blind, strict=True):
         assert fits(mine, demand, made.dispatch) == fits(plain, demand, made.dispatch)
         assert settled_load(mine, 50.0) <= settled_load(plain, 50.0)

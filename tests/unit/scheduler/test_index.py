@@ -1,7 +1,6 @@
 """Dispatch by index decides as the plain scan does, whatever changes in between."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import hypothesis
 import pytest
@@ -37,7 +36,7 @@ def same(ours: DispatchDecision | None, plain: DispatchDecision | None) -> None:
 def _planned(draw: st.DrawFn, loads: list[InstanceObservation]) -> list[InstanceObservation]:
     """With headroom that is granted, and engines at long prompts."""
     grants, stalls = st.sampled_from([None, 0, 150, 400]), st.booleans()
-    return [replace(item, granted=draw(grants), stalled=draw(stalls)) for item in loads]
+    return [item._replace(granted=draw(grants), stalled=draw(stalls)) for item in loads]
 
 
 @st.composite
