@@ -41,14 +41,15 @@ def memory_load(instance: InstanceObservation) -> int:
 
 def settled_load(instance: InstanceObservation, request_tokens: float) -> float:
     """What its steps will take, in tokens of load, for a request whose class headroom is kept for: what is there now,
-    but once others have moved away as far as headroom is granted (or would be, if the request ran there). Each request
+    but once lower classes have moved away as far as headroom is granted (or would be, if the request ran there). Each request
     of the batch counts as `request_tokens` more."""
     report, load = instance.report, memory_load(instance)
     waiting = report.running + report.waiting
     if instance.granted is None:
         return load + request_tokens * (waiting + instance.charged_requests)
-    kin = sum(item.running for item in report.classes if item.headroom)
-    stays = instance.protected + instance.charged_tokens
+    kin = [item for item in report.classes if item.headroom and item.execution >= instance.execution]
+    stays = sum(item.used for item in kin) + instance.charged_tokens
     left = max(stays, min(load, report.capacity - instance.granted))
-    others = (waiting - kin) * (left - stays) / max(load - stays, 1)
-    return left + request_tokens * (kin + instance.charged_requests + others)
+    stay = sum(item.running for item in kin)
+    others = (waiting - stay) * (left - stays) / max(load - stays, 1)
+    return left + request_tokens * (stay + instance.charged_requests + others)

@@ -50,19 +50,25 @@ class HeadroomPlan:
 
 
 def plan_headroom(instances: Sequence[InstanceObservation], settings: HeadroomSettings) -> HeadroomPlan:
-    """Spends the budget on whole instances as far as it goes: first where protected classes hold most, as what they
-    hold themselves costs the others nothing more; then where the least must move away. `instances` are those that take
-    requests."""
+    """Spends the budget on whole instances as far as it goes: first where the most protected class runs and holds
+    most, as what it holds itself costs the others nothing more; last where the least must move away. `instances` are
+    those that take requests."""
     asked = max((load.headroom for item in instances for load in item.report.classes), default=0)
     if settings.others_slower_max is None or not asked:
         return HeadroomPlan(instances=instances, settings=settings)
     load, others_load, budget = headroom_budget(instances, settings.others_slower_max, settings.full_step_times)
     left, granted = budget, {}
-    for item in sorted(instances, key=lambda item: (-item.protected, item.report.used, item.owner)):
+    for item in sorted(instances, key=_place):
         wanted = item.report.headroom or asked
         granted[item.owner] = min(wanted, left)
         left -= min(granted[item.owner], item.report.capacity - item.protected)
     return HeadroomPlan(granted, budget, load, others_load, instances, settings)
+
+
+def _place(instance: InstanceObservation) -> tuple[int, int, int, Owner]:
+    top = next((item for item in instance.report.classes if item.headroom), None)
+    execution, used = (0, 0) if top is None else (top.execution, top.used)
+    return -execution, -used, instance.report.used, instance.owner
 
 
 def headroom_budget(
