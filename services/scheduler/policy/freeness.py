@@ -40,8 +40,8 @@ def memory_load(instance: InstanceObservation) -> int:
 
 
 def settled_load(instance: InstanceObservation, request_tokens: float) -> float:
-    """What its steps will take, in tokens of load, for a request whose class headroom is kept for: what is there now, but
-    once lower classes have moved away as far as headroom is granted (or would be, if the request ran there). Each
+    """What its steps will take, in tokens of load, for a request whose class headroom is kept for: what is there now,
+    but once lower classes have moved away as far as headroom is granted (or would be, if the request ran there). Each
     request of the batch counts as `request_tokens` more."""
     report, load = instance.report, memory_load(instance)
     waiting = report.running + report.waiting
