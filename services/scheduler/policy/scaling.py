@@ -40,6 +40,8 @@ class ScalingState:
     peaks: Peaks = NO_PEAKS
     peaks_since_s: float | None = None
     """Since when peaks are looked for."""
+    start_s: float | None = None
+    """How long the last start took; None: none was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,9 @@ def _after_decision(state: ScalingState, decision: ScalingDecision, now_s: float
 def _after_starts(state: ScalingState, serving: int, settings: ScalingSettings, now_s: float) -> ScalingState:
     arrived = max(0, serving - state.known)
     starting = [begun for begun in state.starting[arrived:] if now_s - begun < settings.start_timeout_s]
-    return replace(state, starting=tuple(starting), known=serving)
+    came = state.starting[:arrived]
+    start_s = now_s - came[0] if came else state.start_s
+    return replace(state, starting=tuple(starting), known=serving, start_s=start_s)
 
 
 def _after_demand(
@@ -178,7 +182,7 @@ def _after_demand(
     return replace(
         state,
         low_since_s=_since(state.low_since_s, missing, now_s),
-        peaks=state.peaks.after(wanted, now_s, settings.calm_s),
+        peaks=state.peaks.after(wanted, now_s, settings.calm_after(state.start_s)),
         peaks_since_s=now_s if state.peaks_since_s is None else state.peaks_since_s,
         short_since_s=_since(state.short_since_s, short, now_s),
     )
@@ -217,9 +221,10 @@ def _decide_by_load(
         return ScalingAction.START, wanted - total, f"{wanted} are wanted: {figure}"
     if total == serving < settings.instances_max and _lasts(state.short_since_s, settings, now_s):
         return ScalingAction.START, 1, f"prompts wait that have room nowhere: {figure}"
-    calm = state.peaks_since_s is not None and now_s - state.peaks_since_s >= settings.calm_s
+    calm_s = settings.calm_after(state.start_s)
+    calm = state.peaks_since_s is not None and now_s - state.peaks_since_s >= calm_s
     if calm and state.peaks.most < serving == total and state.short_since_s is None:
-        return ScalingAction.DRAIN, 1, f"{state.peaks.most} were wanted at most for {settings.calm_s:g} s: {figure}"
+        return ScalingAction.DRAIN, 1, f"{state.peaks.most} were wanted at most for {calm_s:g} s: {figure}"
     return ScalingAction.NOTHING, 1, f"{wanted} are wanted: {figure}"
 
 

@@ -24,6 +24,9 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 OUT_BELOW, IN_ABOVE = 3.0, 30.0
 OUT_BELOW_MESHIFT, IN_ABOVE_MESHIFT = 10.0, 200.0
 
+CALM_STARTS, CALM_UNKNOWN_S = 2.0, 60.0
+"""How long an instance must not have been wanted to be spare: so many times what a start takes; before one was seen."""
+
 ScalingFigure = Literal["load", "ratio", "mean"]
 """What decides. `load` (ours): the share of the cluster's memory that requests hold or wait for. The others are held in
 the range [`low`, `high`]: `sum(M - V) / sum(B)`, the decode steps that the cluster can take, or the paper's mean of
@@ -81,7 +84,11 @@ class ScalingSettings(_Settings):
         "load", description="what decides: memory's load, or decode steps in reserve (`ratio`, or the paper's `mean`)"
     )
     load: float = Field(0.6, gt=0, le=10, description="`load`: share of the memory that is to be held or waited for")
-    calm_s: float = Field(60.0, ge=0, description="`load`: time in which one wasn't wanted, after which it is spare")
+    calm_s: float | None = Field(
+        None,
+        ge=0,
+        description="`load`: how long one isn't wanted before it is spare (default: twice what a start takes)",
+    )
     low: float = Field(10.0, description="`ratio`, `mean`: freeness below which one is started")
     high: float = Field(60.0, description="likewise: freeness above which one is drained")
     sustain_s: float = Field(
@@ -101,6 +108,13 @@ class ScalingSettings(_Settings):
         if self.instances_min > self.instances_max:
             raise ValueError(f"instances_min {self.instances_min} is more than instances_max {self.instances_max}")
         return self
+
+    def calm_after(self, start_s: float | None) -> float:
+        """How long one must not have been wanted to be spare, where starts take so long; None: none was seen yet. What
+        can be back at once can go at once."""
+        if self.calm_s is not None:
+            return self.calm_s
+        return CALM_UNKNOWN_S if start_s is None else CALM_STARTS * start_s
 
 
 def _version(value: int) -> int:

@@ -216,6 +216,56 @@ def test_what_a_peak_wanted_is_kept_for_a_while() -> None:
     assert scaler.actions(calm, range(21, 43)) == [(41, "drain"), (42, "drain")], "20 s after the peak"
 
 
+MEASURED = LOAD.model_copy(update={"calm_s": None})
+"""Twice as long as a start takes."""
+
+
+def started(scaler: Scaler, took_s: int) -> list[InstanceObservation]:
+    """The second instance, which came at that time, and is wanted then."""
+    assert scaler.actions([instance("a", used=900, running=3)], range(took_s)) == [(0, "start")]
+    both = [instance("a", used=400, running=3), instance("b", used=400, running=3)]
+    assert scaler.actions(both, range(took_s, took_s + 1)) == []
+    return [instance("a", used=100, running=3), instance("b")]
+
+
+def test_one_is_spare_when_it_was_not_wanted_for_twice_as_long_as_a_start_took() -> None:
+    scaler = Scaler(MEASURED)
+    spare = started(scaler, 12)
+    assert scaler.state.start_s == 12.0
+    assert scaler.actions(spare, range(13, 38)) == [(37, "drain")], "12 s, when it was wanted, and more than 24 s"
+
+
+def test_what_can_be_back_at_once_can_go_at_once() -> None:
+    scaler = Scaler(MEASURED)
+    scaler.state = ScalingState(start_s=0.0, known=2)
+    assert scaler.actions([instance("a", used=100, running=3), instance("b")], range(1)) == [(0, "drain")]
+
+
+def test_before_a_start_was_seen_a_minute_without_need_is_calm() -> None:
+    scaler = Scaler(MEASURED)
+    assert scaler.actions([instance("a", used=100, running=3), instance("b")], range(61)) == [(60, "drain")]
+
+
+def test_a_calm_that_is_set_holds_whatever_starts_take() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"calm_s": 5.0}))
+    spare = started(scaler, 12)
+    assert scaler.actions(spare, range(13, 19)) == [(18, "drain")]
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50.0), st.integers(0, 3)), max_size=12), st.floats(1.0, 100.0))
+def test_of_starts_that_come_together_the_longest_counts_and_none_longer_than_any_was(
+    looks: list[tuple[float, int]], timeout_s: float
+) -> None:
+    scaler = Scaler(MEASURED.model_copy(update={"start_timeout_s": timeout_s, "instances_max": 16}))
+    now_s, serving = 0.0, 1
+    for passed_s, more in looks:
+        before = scaler.state
+        now_s, serving = now_s + passed_s, serving + more
+        scaler.look([instance(f"i{number:02}", used=900, running=3) for number in range(serving)], now_s)
+        came = before.starting[: max(0, serving - before.known)]
+        assert scaler.state.start_s == (now_s - min(came) if came else before.start_s)
+
+
 def test_the_spare_ones_are_drained_one_after_another_down_to_the_fewest() -> None:
     scaler = Scaler(LOAD.model_copy(update={"instances_min": 2}))
     names = list("abcdef")
