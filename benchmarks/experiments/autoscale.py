@@ -9,6 +9,7 @@ from math import log
 from statistics import fmean, geometric_mean, median
 
 from meshift.benchmarks.experiments.charts import Points, draw
+from meshift.benchmarks.experiments.oracle import oracle
 from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.scheduler.policy.settings import (
@@ -112,8 +113,10 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
             runs.add(row, raw)
     columns = ("rate", "cv", "cold_start_s", "figure", "threshold", "calm_s", "policy", "seed", *MEASURED)
     told = [curves(runs.rows, cold) | {"cold_start_s": cold} for cold in dict.fromkeys(c.cold_start_s for c in matrix)]
-    runs.conclude([{name: row[name] for name in columns} for row in runs.rows], {"cold_starts": told})
+    bound = bounds(matrix, cluster, requests)
+    runs.conclude([{name: row[name] for name in columns} for row in runs.rows], {"cold_starts": told, "oracle": bound})
     print_rows(runs.summary)
+    print_rows(bound)
     for line in told:
         print(f"cold start {line['cold_start_s']:g} s: saving at equal P99 {line['saving_at_equal_p99']}")
         for name in SAVINGS[1:]:
@@ -121,6 +124,25 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
     series = {f"{name}, {line['cold_start_s']:g} s": points for line in told for name, points in line["curve"].items()}
     draw(settings.json_path, "Instances paid for", "P99 prefill, s", "instances, mean", series)
     return runs
+
+
+def bounds(matrix: Sequence[Case], cluster: Cluster, requests: int) -> list[Row]:
+    """What an oracle pays for at each load, mean of the seeds: no policy can do with less."""
+    told = []
+    for rate, cv in dict.fromkeys((case.rate, case.cv) for case in matrix):
+        seeds = dict.fromkeys(case.seed for case in matrix if (case.rate, case.cv) == (rate, cv))
+        paid = []
+        for seed in seeds:
+            arrivals = _workload(rate, cv, seed, requests).arrivals(cluster.tokens_max)
+            run = oracle(arrivals, cluster.engine, INSTANCES_MAX)
+            paid.append((run.instances_mean, run.instance_s / len(arrivals)))
+        means = (fmean(instances for instances, _ in paid), fmean(time_s for _, time_s in paid))
+        told.append({"rate": rate, "cv": cv, PAID: means[0], PAID_TIME: means[1]})
+    return told
+
+
+def _workload(rate: float, cv: float, seed: int, requests: int) -> Workload:
+    return Workload(trace=TRACE, requests=requests, rate=rate, seed=seed, cv=cv)
 
 
 def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
@@ -223,7 +245,7 @@ def _run(case: Case, cluster: Cluster, requests: int) -> tuple[Row, Row]:
     engine = cluster.engine.model_copy(update={"cold_start_ns": round(case.cold_start_s * 1e9)})
     scheduling = PolicySettings.model_validate(cluster.scheduling.model_dump() | {"scaling": scaling.model_dump()})
     elastic = cluster.model_copy(update={"engine": engine, "scheduling": scheduling, "instances": INSTANCES})
-    workload = Workload(trace=TRACE, requests=requests, rate=case.rate, seed=case.seed, cv=case.cv)
+    workload = _workload(case.rate, case.cv, case.seed, requests)
     result = run_serving(elastic.options(case.policy, case.seed), workload.arrivals(cluster.tokens_max))
     measures = result.measures()
     row = {

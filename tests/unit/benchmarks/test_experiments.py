@@ -24,6 +24,7 @@ from meshift.benchmarks.experiments import (
     scalability,
     serving,
 )
+from meshift.benchmarks.experiments.oracle import oracle
 from meshift.benchmarks.experiments.runs import Row, Runs, paired
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.cli.errors import CommandError
@@ -169,6 +170,9 @@ def test_a_small_run_that_scales(tmp_path: Path) -> None:
         ("load", 0.9),
         ("load", 1.1),
     ]
+    (bound,) = told["oracle"]
+    assert bound["instances_paid_mean"] >= 1
+    assert bound["instance_s_per_request"] <= min(line["instance_s_per_request"] for line in rows)
     (cold,) = told["cold_starts"]
     assert cold["cold_start_s"] == 30.0
     assert len(cold["curve"]["meshift, load"]) == 3
@@ -304,6 +308,39 @@ def test_a_saving_is_read_at_each_load_and_then_in_the_median() -> None:
 def test_of_several_seeds_a_point_is_the_geometric_mean_of_the_tails_and_the_mean_of_the_instances() -> None:
     rows = _rows([("meshift", "load", 1.0, 10.0)]) + _rows([("meshift", "load", 100.0, 12.0)], seed=1)
     assert autoscale.curves(rows, 30.0)["curve"] == {"meshift, load": [(pytest.approx(10.0), 11.0)]}
+
+
+ENGINE = SimParameters(capacity=1_600, decode_step_ns=10_000_000, decode_request_ns=0, decode_token_ns=0)
+NO_PREFILL = ENGINE.model_copy(update={"prefill_batch_ns": 1, "prefill_token_ns": 0, "prefill_token_squared_ns": 0})
+
+
+def _arrivals(count: int, inputs: int, outputs: int, gap_s: float = 0.0) -> list[Arrival]:
+    return [Arrival(f"r{number}", number * gap_s, inputs, outputs) for number in range(count)]
+
+
+def test_an_oracle_has_as_many_instances_as_hold_all_tokens() -> None:
+    run = oracle(_arrivals(4, 999, 91), NO_PREFILL, 16)
+    assert run.virtual_s == 1.0, "90 steps of 10 ms, in whole ticks"
+    # 4 * 1,000 tokens and 25 steps more of each at every tick: 4,000 to 4,300, that is 3 times 1,600.
+    assert (run.instances_mean, run.instance_s) == (3.0, 3.0)
+
+
+def test_an_oracle_with_too_few_instances_shares_out_their_steps() -> None:
+    free, bound = (oracle(_arrivals(8, 799, 91), NO_PREFILL, most) for most in (16, 2))
+    assert free.virtual_s == 1.0
+    assert bound.virtual_s == 2.0, "half as fast at first, and slower as the tokens become more"
+    assert bound.instances_mean == 2.0
+
+
+def test_prefills_take_their_time_from_an_oracle_s_steps() -> None:
+    slow = NO_PREFILL.model_copy(update={"prefill_batch_ns": 500_000_000})
+    # Half of four ticks, and then two whole ones: 4 * 12.5 + 2 * 25 steps.
+    assert oracle(_arrivals(1, 99, 91), slow, 16).virtual_s == 1.5
+
+
+def test_an_oracle_that_has_nothing_to_do_has_one_instance_and_ends() -> None:
+    assert oracle(_arrivals(2, 10, 1, gap_s=10.0), NO_PREFILL, 16).instances_mean == 1.0
+    assert oracle([], NO_PREFILL, 16).instance_s == 0.0
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
