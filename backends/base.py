@@ -9,7 +9,7 @@ All methods are called on one event loop and none blocks it. The listener is cal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from meshift.kv_memory.layout import KvLayout
 from meshift.kv_memory.transport.base import Address
@@ -75,8 +75,7 @@ class TokenEvent:
     """With the first tokens, where the engine knows it: from the submission to the start of the prefill."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassUsage:
+class ClassUsage(NamedTuple):
     """The requests in the batch that have one execution priority."""
 
     execution: int
@@ -85,8 +84,7 @@ class ClassUsage:
     """Their tokens with memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(NamedTuple):
     """A snapshot, in tokens unless said. used + cached + free + reserved = capacity."""
 
     capacity: int
@@ -142,6 +140,10 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """The newest snapshot; cheap."""
+
+    def held_tokens(self, key: RequestKey) -> int | None:
+        """Tokens of a request with KV now, also where the listener hears of tokens later; 0 while it waits; None in
+        its prefill, out of the batch, or if it isn't here. Cheap."""
 
     async def check_integrity(self) -> None:
         """Raise AssertionError if memory isn't conserved, or, when nothing runs, not all free or cached."""

@@ -1,9 +1,11 @@
 """How well the simulator, fitted to this machine, predicts what a real mesh does on it.
 
 A mesh of real engines is measured as `meshift calibrate` does it, and then serves generated requests at some share of
-what it can, whose clients are the simulator's own: the same class asks the same frontend core, over real NATS. The
-simulator then serves the same requests by the fitted model, and what clients saw is compared: time to the first token,
-time a token, end to end. The model is fitted to batches and prompts that are alone; the run mixes them.
+what it can, whose clients are the simulator's own: the same class asks the same frontend core, over real NATS. Then it
+is measured again: the model is fitted to both together, and how much slower the second was is told, since a machine
+that others share may be half as fast again some minutes later. The simulator then serves the same requests by the
+fitted model, and what clients saw is compared: time to the first token, time a token, end to end. The model is fitted
+to batches and prompts that are alone; the run mixes them.
 
 The bounds were laid down before anything was measured: 15% at P50, 25% at P99.
 """
@@ -15,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 
 from pydantic import Field
@@ -28,8 +30,9 @@ from meshift.benchmarks.mesh_process import running_mesh
 from meshift.benchmarks.report import BenchmarkSettings, percentile, write_result
 from meshift.schemas.identity import FrontendRef
 from meshift.services.calibration.file import Calibration
+from meshift.services.calibration.measuring import Sample, decode_points, evaluate, prefill_points
 from meshift.services.calibration.targets import parse_target
-from meshift.services.cli.calibrate import CalibrateSettings, calibrate, report
+from meshift.services.cli.calibrate import CalibrateSettings, report, take_samples
 from meshift.services.cli.client import joined_bus
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.model import resolve_model
@@ -44,6 +47,8 @@ from meshift.services.simulation.serving_run import run_serving
 from meshift.services.simulation.workload import Arrival, fitting, generate
 
 FRONTEND = "fidelity"
+INSTANCE = "worker-1"
+TARGETS = (parse_target("high=1.2x"),)
 BOUNDS = {0.5: 0.15, 0.99: 0.25}
 """Percentile -> the relative error that is allowed."""
 
@@ -91,6 +96,8 @@ class Measured:
     calibration: Calibration
     runs: tuple[RealRun, ...]
     others_cores: float
+    drift: float
+    """How many times as long the same work took after the runs as before them, in the median."""
 
 
 class OneFrontend:
@@ -117,13 +124,14 @@ def main(arguments: Sequence[str]) -> int:
     result = {
         "settings": settings.model_dump(mode="json", exclude={"json_path"}),
         "others_cores": measured.others_cores,
+        "drift": measured.drift,
         "calibration": measured.calibration.model_dump(mode="json"),
         "rows": rows,
         "within": all(row["within"] for row in rows),
     }
     write_result(settings.json_path, result, samples)
     print_rows(rows)
-    print(verdict(rows, measured.others_cores))
+    print(verdict(rows, measured.others_cores, measured.drift))
     return 0
 
 
@@ -141,13 +149,27 @@ async def _measure(settings: FidelitySettings, model: Path, folder: Path) -> Mea
         nats_url = process.state().nats_url
         busy_s, begin_s = machine_cpu_s() - cpu_s(os.getpid()), asyncio.get_running_loop().time()
         print("calibrating...", flush=True)
-        chosen = CalibrateSettings(out=folder / "calibration.json", quick=settings.quick)
+        before, after = (CalibrateSettings(out=folder / f"{name}.json", quick=settings.quick) for name in "ab")
         async with joined_bus(nats_url) as bus:
-            calibration = await calibrate(bus, "worker-1", chosen, [parse_target("high=1.2x")])
-        runs = await _serve_all(settings, calibration.parameters, nats_url, model.name)
+            subject, samples = await take_samples(bus, INSTANCE, before)
+            guessed = evaluate(samples, subject, TARGETS).parameters
+            runs = await _serve_all(settings, guessed, nats_url, model.name)
+            print("calibrating again...", flush=True)
+            _, again = await take_samples(bus, INSTANCE, after)
         others_s = machine_cpu_s() - cpu_s(os.getpid()) - busy_s
         passed_s = asyncio.get_running_loop().time() - begin_s
-    return Measured(calibration, tuple(runs), others_s / passed_s)
+    calibration = evaluate([*samples, *again], subject, TARGETS)
+    return Measured(calibration, tuple(runs), others_s / passed_s, drift_of(samples, again))
+
+
+def drift_of(before: Sequence[Sample], after: Sequence[Sample]) -> float:
+    """The median over what was measured of how many times as long it took."""
+    return median(later / earlier for earlier, later in zip(_times_ns(before), _times_ns(after), strict=True))
+
+
+def _times_ns(samples: Sequence[Sample]) -> list[float]:
+    prefills = [point.duration_ns for point in prefill_points(samples)]
+    return [*(point.step_ns for point in decode_points(samples)), *prefills]
 
 
 async def _serve_all(settings: FidelitySettings, parameters: SimParameters, nats_url: str, model: str) -> list[RealRun]:
@@ -200,9 +222,8 @@ def sustainable_rate(parameters: SimParameters, arrivals: Sequence[Arrival]) -> 
     """Requests a second that one instance can about keep up with: what it takes to prefill one, and its share of the
     decode steps of a typical batch."""
     inputs, outputs = fmean(item.input_tokens for item in arrivals), fmean(item.output_tokens for item in arrivals)
-    cost = parameters.step_cost(copying=False)
     tokens = round(TYPICAL_BATCH * (inputs + outputs / 2))
-    step_ns = cost.base + cost.request * TYPICAL_BATCH + cost.token * tokens
+    step_ns = parameters.step_cost(copying=False).step_ns(TYPICAL_BATCH, tokens)
     return 1e9 / (parameters.prefill_ns(round(inputs), round(inputs) ** 2) + outputs * step_ns / TYPICAL_BATCH)
 
 
@@ -259,8 +280,9 @@ def columns_of_outcomes(outcomes: Sequence[Outcome]) -> Row:
     }
 
 
-def verdict(rows: Sequence[Row], others_cores: float) -> str:
+def verdict(rows: Sequence[Row], others_cores: float, drift: float) -> str:
     """In words."""
     outside = [f"{row['figure']} P{row['percentile']} at {row['load']:.0%}" for row in rows if not row["within"]]
     said = f"outside the bounds: {', '.join(outside)}" if outside else "all figures are within the bounds"
+    said += f"; the same work took {drift:.2f} times as long afterwards"
     return said + (f"; others used {others_cores:.2f} cores meanwhile" if others_cores > 0.1 else "")

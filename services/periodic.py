@@ -14,15 +14,16 @@ class Periodic:
     def __init__(self, interval_s: float, action: Callable[[], None]) -> None:
         self._interval_s = interval_s
         self._action = action
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._next_s = 0.0
         self.failures = 0
 
     def start(self) -> None:
         """The first call comes one interval from now."""
-        loop = asyncio.get_running_loop()
-        self._next_s = loop.time() + self._interval_s
-        self._handle = loop.call_at(self._next_s, self._run)
+        self._loop = asyncio.get_running_loop()
+        self._next_s = self._loop.time() + self._interval_s
+        self._handle = self._loop.call_at(self._next_s, self._run)
 
     def stop(self) -> None:
         """No call follows. Idempotent."""
@@ -31,7 +32,8 @@ class Periodic:
             self._handle = None
 
     def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        assert loop is not None, "started"
         # After a stall the missed rounds are skipped, not made up for in a burst.
         self._next_s = max(self._next_s + self._interval_s, loop.time())
         self._handle = loop.call_at(self._next_s, self._run)

@@ -382,7 +382,7 @@ class SglangEngine:
         return self._table.load(self._snapshot)
 
     def held_tokens(self, key: RequestKey) -> int | None:
-        """Tokens of a request with KV, 0 while it waits in the engine; None in its prefill, or if it isn't here."""
+        """See `Engine.held_tokens`."""
         return None if self._snapshot is None else self._table.held_tokens(key, self._snapshot)
 
     async def check_integrity(self) -> None:

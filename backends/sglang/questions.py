@@ -56,12 +56,17 @@ class Questions:
         self._ranks = ranks
         self._open: dict[int, Question] = {}
         self._nonces = itertools.count(1)
+        self._lost = ""
+        """Why no answer will ever come."""
 
     @contextmanager
     def ask(self, on_lead: OnFirst | None = None) -> Generator[Question]:
         """A question, open for as long as somebody waits. `on_lead` is called with rank 0's answer as soon as it is
-        read: what rank 0 reported before has been handled then, what it reports later has not."""
+        read: what rank 0 reported before has been handled then, what it reports later has not. Once the ranks are lost
+        whoever waits for answers hears of it at once."""
         question = Question(next(self._nonces), self._ranks, on_lead)
+        if self._lost:
+            question.abandon(self._lost)
         self._open[question.nonce] = question
         try:
             yield question
@@ -75,7 +80,8 @@ class Questions:
             question.note(answer)
 
     def abandon(self, reason: str) -> None:
-        """The ranks are lost."""
+        """The ranks are lost, for good."""
+        self._lost = reason
         for question in self._open.values():
             question.abandon(reason)
 

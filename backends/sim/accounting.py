@@ -12,19 +12,22 @@ RUNS = frozenset((RequestState.PREFILL, RequestState.JOINING, RequestState.RUNNI
 def snapshot(core: EngineCore) -> EngineLoad:
     """As of now, also amid a segment of many steps."""
     core.catch_up()
-    page_size, pool, queue, taken = core.parameters.page_size, core.pool, core.queue, core.taken()
+    page_size, pool, queue = core.parameters.page_size, core.pool, core.queue
+    done, running = core.completed(), core.running
+    taken = core.taken(done)
+    used, waiting = pool.used + taken, len(queue)
     return EngineLoad(
         capacity=pool.capacity * page_size,
-        used=(pool.used + taken) * page_size,
+        used=used * page_size,
         cached=0,
         free=(pool.free - taken) * page_size,
         reserved=pool.reserved * page_size,
-        running=core.running,
-        waiting=len(queue),
-        head_demand=queue.head_demand * page_size,
+        running=running,
+        waiting=waiting,
+        head_demand=queue.head_demand * page_size if waiting else 0,
         queued_demand=queue.demand * page_size,
-        step_count=core.steps,
-        usages=usages(core),
+        step_count=core.steps + done,
+        usages=usages(core, running, used) if running else (),
         prefill_tokens=core.prefill_tokens,
     )
 
@@ -34,12 +37,10 @@ def scheduled(core: EngineCore) -> int:
     return core.prefill_tokens + core.batch.decoded + core.completed() * len(core.batch) + core.arrived
 
 
-def usages(core: EngineCore) -> tuple[ClassUsage, ...]:
-    """The running requests by execution priority."""
-    if not core.running:
-        return ()
+def usages(core: EngineCore, running: int, used: int) -> tuple[ClassUsage, ...]:
+    """The running requests, so many, with so many pages, by execution priority."""
     if not core.requests.has_priorities:
-        return (ClassUsage(0, core.running, (core.pool.used + core.taken()) * core.parameters.page_size),)
+        return (ClassUsage(0, running, used * core.parameters.page_size),)
     page_size, pages_of = core.parameters.page_size, core.parameters.pages_of
     requests: dict[int, int] = {}
     tokens: dict[int, int] = {}

@@ -145,7 +145,7 @@ class DecodeBatch:
     def segment(self, now_ns: int, cost: StepCost, steps: int) -> Segment:
         """The next `steps` steps."""
         count = len(self._requests)
-        first_ns = cost.base + cost.request * count + cost.token * self.tokens
+        first_ns = cost.step_ns(count, self.tokens)
         return Segment(now_ns, first_ns, cost.token * count, steps)
 
     def check(self) -> None:

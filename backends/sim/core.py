@@ -195,15 +195,15 @@ class EngineCore:
         """Of the running segment's steps, ended."""
         return self._segment.completed(self._clock.now_ns()) if self.work is Work.DECODE else 0
 
-    def taken(self) -> int:
+    def taken(self, done: int | None = None) -> int:
         """Pages that steps of the running segment took and that the pool will count at its end."""
-        done = self.completed()
+        done = self.completed() if done is None else done
         return self.batch.pages_needed(1, done) if done else 0
 
     @property
     def steps(self) -> int:
-        """Steps that have ended, ever."""
-        return self.batch.steps + self.completed() + self._prefill_count
+        """Steps that have ended, ever, those of the running segment excepted."""
+        return self.batch.steps + self._prefill_count
 
     @property
     def running(self) -> int:
@@ -242,7 +242,7 @@ class EngineCore:
         if self.work is not Work.DECODE or self._segment.steps == 1:
             return
         done = self.completed()
-        self.pool.take(self.taken())
+        self.pool.take(self.taken(done))
         self.batch.advance(done)
         assert self._timer is not None
         self._timer.cancel()

@@ -161,7 +161,7 @@ class SimEngine:
             await self._transport.close()
 
     def held_tokens(self, key: RequestKey) -> int | None:
-        """Tokens of a request with KV, 0 while it waits; None in its prefill, out of the batch, or if it isn't here."""
+        """See `Engine.held_tokens`."""
         request = None if self._parts is None else self._parts.core.requests.get(key)
         if self._parts is None or request is None:
             return None

@@ -7,11 +7,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class StepCost(NamedTuple):
-    """A decode step takes `base + request * (requests in the batch) + token * (tokens in the batch)` ns."""
+    """A decode step takes `base + request * (requests in the batch) + token * (tokens in the batch)` ns, and `shared`
+    more unless one request is alone."""
 
     base: int
     request: int
     token: int
+    shared: int
+
+    def step_ns(self, requests: int, tokens: int) -> int:
+        """Of a batch of so many requests that hold so many tokens together."""
+        shared = self.shared if requests > 1 else 0
+        return self.base + shared + self.request * requests + self.token * tokens
 
 
 class SimParameters(BaseModel):
@@ -28,6 +35,8 @@ class SimParameters(BaseModel):
     decode_request_ns: int = Field(default=350_000, ge=0)
     decode_token_ns: int = Field(default=2_200, ge=0)
     """A decode step takes `step + request * requests + token * tokens in the batch`."""
+    decode_shared_ns: int = Field(default=0, ge=0)
+    """And so much more where it isn't of one request alone: products of a matrix and one vector are often faster."""
 
     prefill_batch_ns: int = Field(default=20_000_000, ge=1)
     prefill_token_ns: int = Field(default=300_000, ge=0)
@@ -73,6 +82,7 @@ class SimParameters(BaseModel):
             self.decode_step_ns * percent // 100,
             self.decode_request_ns * percent // 100,
             self.decode_token_ns * percent // 100,
+            self.decode_shared_ns * percent // 100,
         )
 
     def prefill_ns(self, tokens: int, squares: int) -> int:

@@ -124,4 +124,5 @@ class Timing:
 
 
 def _scaled(cost: StepCost, batch: float, each: float) -> StepCost:
-    return StepCost(max(1, round(cost.base * batch)), round(cost.request * each), round(cost.token * each))
+    base, shared = max(1, round(cost.base * batch)), round(cost.shared * batch)
+    return StepCost(base, round(cost.request * each), round(cost.token * each), shared)

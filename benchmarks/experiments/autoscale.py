@@ -3,15 +3,17 @@ decode steps in reserve, and, for our own rule, over the load of memory that is 
 same points, and of each only those count that no other undercuts in both: so each is compared at its best."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from math import log
 from statistics import fmean, geometric_mean, median
 
 from meshift.benchmarks.experiments.charts import Points, draw
 from meshift.benchmarks.experiments.oracle import oracle
-from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
+from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.services.scheduler.policy.settings import (
     CALM_STARTS,
     PolicyName,
@@ -104,15 +106,12 @@ def cases(settings: ExperimentSettings) -> list[Case]:
 def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
     """1 to 16 instances; INFaaS++ scales by the same rule and moves nothing, also when one drains."""
     requests = min(settings.requests, QUICK_REQUESTS_MAX) if settings.quick else settings.requests
-    runs = Runs("autoscale", cluster.parameters_hash(), settings.json_path)
+    runs = Runs("autoscale", cluster.parameters_hash(), settings.json_path, {"requests": requests}, settings.resume)
     matrix = cases(settings)
-    with progress(len(matrix)) as begin:
-        for case in matrix:
-            begin(f"{case.rate:g}/s CV {case.cv:g} {case.figure} {case.threshold:g} seed {case.seed} {case.policy}")
-            row, raw = _run(case, cluster, requests)
-            runs.add(row, raw)
+    carry_out([_task(case, cluster, requests) for case in matrix], runs, settings.processes)
     columns = ("rate", "cv", "cold_start_s", "figure", "threshold", "calm_s", "policy", "seed", *MEASURED)
-    told = [curves(runs.rows, cold) | {"cold_start_s": cold} for cold in dict.fromkeys(c.cold_start_s for c in matrix)]
+    colds = dict.fromkeys(row["cold_start_s"] for row in runs.rows)
+    told = [curves(runs.rows, cold) | {"cold_start_s": cold} for cold in colds]
     bound = bounds(matrix, cluster, requests)
     runs.conclude([{name: row[name] for name in columns} for row in runs.rows], {"cold_starts": told, "oracle": bound})
     print_rows(runs.summary)
@@ -236,7 +235,13 @@ def saving_at_no_greater_p99(ours: Points, theirs: Points) -> float | None:
     return median(savings) if savings else None
 
 
-def _run(case: Case, cluster: Cluster, requests: int) -> tuple[Row, Row]:
+def _task(case: Case, cluster: Cluster, requests: int) -> Task:
+    point = f"{case.figure} {case.threshold:g}" + ("" if case.calm_s is None else f" calm {case.calm_s:g} s")
+    name = f"{case.rate:g}/s CV {case.cv:g} {point} seed {case.seed} {case.policy}, cold start {case.cold_start_s:g} s"
+    return Task(name, asdict(case), partial(_run, case, cluster, requests))
+
+
+def _run(case: Case, cluster: Cluster, requests: int) -> Result:
     limits = ScalingSettings(enabled=True, figure=case.figure, instances_min=1, instances_max=INSTANCES_MAX)
     rule: dict[str, float | None] = {"load": case.threshold, "calm_s": case.calm_s}
     if case.figure != "load":

@@ -4,13 +4,15 @@ they were promised. Beside the policies two readings of Llumnix's text that it l
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from statistics import fmean
 
 from meshift.backends.sim.parameters import SimParameters
 from meshift.benchmarks.experiments.charts import draw
-from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
+from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.services.scheduler.policy.settings import PolicyName
 from meshift.services.simulation.arrivals import SinusoidalRate
 from meshift.services.simulation.clients import Outcome
@@ -59,18 +61,24 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
     requests = min(settings.requests, QUICK_REQUESTS_MAX) if settings.quick else settings.requests
     seeds = range(settings.first_seed, settings.first_seed + (1 if settings.quick else settings.seeds))
     told = ways(cluster, settings.policies)
-    runs = Runs("combined", cluster.parameters_hash(), settings.json_path)
-    with progress(len(seeds) * len(told)) as begin:
-        for seed in seeds:
-            for name, policy, used in told:
-                begin(f"seed {seed} {name}")
-                result = run_serving(used.options(policy, seed), arrivals(requests, seed, cluster.tokens_max))
-                runs.add({"seed": seed, "policy": name, **row(result, cluster.engine)}, samples(result))
+    runs = Runs("combined", cluster.parameters_hash(), settings.json_path, {"requests": requests}, settings.resume)
+    tasks = [
+        Task(f"seed {seed} {way[0]}", {"seed": seed, "policy": way[0]}, partial(_run, way, cluster, requests, seed))
+        for seed in seeds
+        for way in told
+    ]
+    carry_out(tasks, runs, settings.processes)
     runs.conclude(summarise(runs.rows))
     print_rows(runs.summary)
     points = {line["policy"]: [(line["instances_paid_mean"], line["violations"])] for line in runs.summary}
     draw(settings.json_path, "Promises missed", "instances paid for", "share of requests", points, lines=False)
     return runs
+
+
+def _run(way: Way, cluster: Cluster, requests: int, seed: int) -> Result:
+    name, policy, used = way
+    result = run_serving(used.options(policy, seed), arrivals(requests, seed, cluster.tokens_max))
+    return {"seed": seed, "policy": name, **row(result, cluster.engine)}, samples(result)
 
 
 def arrivals(requests: int, seed: int, tokens_max: int) -> list[Arrival]:

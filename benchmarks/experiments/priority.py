@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from meshift.benchmarks.experiments.charts import Series, draw
-from meshift.benchmarks.experiments.runs import Row, Runs, figures, print_rows, progress, samples
+from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.services.scheduler.policy.settings import POLICIES as POLICY_NAMES
 from meshift.services.scheduler.policy.settings import PolicyName
 from meshift.services.simulation.clients import Outcome
@@ -35,15 +37,18 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
         ways += [policy, BLIND] if policy == "meshift" else [policy]
     count = 2 if settings.quick else settings.seeds
     cases = [(cv, share) for cv in cvs for share in shares if share == SHARES[0] or cv == CVS[1]]
-    runs = Runs("priority", cluster.parameters_hash(), settings.json_path)
+    runs = Runs(
+        "priority", cluster.parameters_hash(), settings.json_path, {"requests": settings.requests}, settings.resume
+    )
     readings = [cluster, *([] if settings.quick else [_reserving(cluster)])]
-    with progress(len(cases) * len(ways) * count * len(readings)) as begin:
-        for seed in range(settings.first_seed, settings.first_seed + count):
-            for cv, share in cases:
-                for reading in readings:
-                    for way in ways:
-                        begin(f"CV {cv:g} {share:.0%} seed {seed} {way}")
-                        _run(runs, reading, settings.requests, cv, share, seed, way)
+    tasks = [
+        _task(reading, settings.requests, cv, share, seed, way)
+        for seed in range(settings.first_seed, settings.first_seed + count)
+        for cv, share in cases
+        for reading in readings
+        for way in ways
+    ]
+    carry_out(tasks, runs, settings.processes)
     runs.conclude(summarise(runs.rows))
     print_rows(runs.summary)
     draw(settings.json_path, "High priority against none", "CV of gaps", "times faster", _chart(runs.summary))
@@ -66,7 +71,14 @@ def _reserving(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"usage": cluster.usage.model_copy(update={"reading": "reservation"})})
 
 
-def _run(runs: Runs, cluster: Cluster, requests: int, cv: float, share: float, seed: int, policy: str) -> None:
+def _task(cluster: Cluster, requests: int, cv: float, share: float, seed: int, policy: str) -> Task:
+    reading = cluster.usage.reading
+    columns = {"cv": cv, "high_share": share, "reading": reading, "seed": seed, "policy": policy}
+    work = partial(_run, cluster, requests, cv, share, seed, policy)
+    return Task(f"CV {cv:g} {share:.0%} {reading} seed {seed} {policy}", columns, work)
+
+
+def _run(cluster: Cluster, requests: int, cv: float, share: float, seed: int, policy: str) -> Result:
     workload = Workload(trace=TRACE, requests=requests, rate=RATE, seed=seed, cv=cv, high_share=share)
     arrivals = workload.arrivals(cluster.tokens_max)
     sent = [replace(arrival, priority=0) for arrival in arrivals] if policy == BLIND else arrivals
@@ -81,7 +93,7 @@ def _run(runs: Runs, cluster: Cluster, requests: int, cv: float, share: float, s
         if mine
         for column in COLUMNS
     }
-    runs.add(named | {"reading": cluster.usage.reading} | classes, samples(result))
+    return named | {"reading": cluster.usage.reading} | classes, samples(result)
 
 
 def summarise(rows: list[Row]) -> list[Row]:

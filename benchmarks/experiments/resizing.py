@@ -10,13 +10,16 @@ A rate is sustained if the P99 of the time to the first token stays below `TTFT_
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from meshift.backends.sim.parameters import SimParameters
 from meshift.backends.sim.pipeline import SimPipeline, SimStage
-from meshift.benchmarks.experiments.runs import Row, Runs, print_rows, progress
+from meshift.benchmarks.experiments.runs import Result, Row, Runs, print_rows
 from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.schemas import subjects
 from meshift.schemas.instances import ModelInfo
 from meshift.schemas.layouts import LayoutFlags
@@ -107,27 +110,42 @@ def pipeline(layers: tuple[int, ...]) -> SimPipeline:
 
 def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
     """Each mode at rising rates, until one isn't sustained."""
-    runs = Runs("resizing", parameters().parameters_hash(), settings.json_path)
     rates = QUICK_RATES if settings.quick else RATES
+    asked = {"rates": list(rates)}
+    runs = Runs("resizing", parameters().parameters_hash(), settings.json_path, asked, settings.resume)
     seeds = range(settings.first_seed, settings.first_seed + (1 if settings.quick else min(settings.seeds, 3)))
     counts = REQUESTS[:1] if settings.quick else REQUESTS
-    sustained: dict[tuple[int, int, str], float] = {}
-    with progress(len(seeds) * len(counts) * len(MODES)) as begin:
-        for requests in counts:
-            for seed in seeds:
-                for mode in MODES:
-                    begin(f"{requests} requests, seed {seed}, {mode}")
-                    sustained[requests, seed, mode] = _climb(runs, mode, rates, requests, seed)
-    runs.conclude(
-        [
-            {"requests": requests, "seed": seed, **{mode: sustained[requests, seed, mode] for mode in MODES},
-             "ratio": ratio_of(sustained[requests, seed, "resize"], sustained[requests, seed, "no-resize"])}
-            for requests in counts
-            for seed in seeds
-        ]
-    )  # fmt: skip
+    tasks = [
+        Task(
+            f"{requests} requests, seed {seed}, {mode}",
+            {"requests": requests, "seed": seed, "mode": mode},
+            partial(_climb, mode, rates, requests, seed),
+        )
+        for requests in counts
+        for seed in seeds
+        for mode in MODES
+    ]
+    carry_out(tasks, runs, settings.processes)
+    runs.conclude(summarise(runs.rows))
     print_rows(runs.summary)
     return runs
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """The greatest rate that each mode sustained."""
+    summary = []
+    for requests, seed in dict.fromkeys((row["requests"], row["seed"]) for row in rows):
+        mine = [row for row in rows if (row["requests"], row["seed"]) == (requests, seed) and _is_sustained(row)]
+        sustained: dict[str, float] = {
+            mode: max((row["rate"] for row in mine if row["mode"] == mode), default=0.0) for mode in MODES
+        }
+        ratio = ratio_of(sustained["resize"], sustained["no-resize"])
+        summary.append({"requests": requests, "seed": seed, **sustained, "ratio": ratio})
+    return summary
+
+
+def _is_sustained(row: Row) -> bool:
+    return bool(row["prefill_p99_s"] <= TTFT_S)
 
 
 def ratio_of(rate: float, other: float) -> float | None:
@@ -135,19 +153,17 @@ def ratio_of(rate: float, other: float) -> float | None:
     return round(rate / other, 2) if other else None
 
 
-def _climb(runs: Runs, mode: ModeName, rates: tuple[float, ...], requests: int, seed: int) -> float:
-    """The greatest rate that is sustained, all smaller ones being so."""
-    best = 0.0
+def _climb(mode: ModeName, rates: tuple[float, ...], requests: int, seed: int) -> list[Result]:
+    """Up to the first rate that isn't sustained."""
+    results = []
     for rate in rates:
-        row, raw = measure(Run(mode, rate, requests, seed))
-        runs.add(row, raw)
-        if row["prefill_p99_s"] > TTFT_S:
+        results.append(measure(Run(mode, rate, requests, seed)))
+        if not _is_sustained(results[-1][0]):
             break
-        best = rate
-    return best
+    return results
 
 
-def measure(wanted: Run) -> tuple[Row, Row]:
+def measure(wanted: Run) -> Result:
     """What the clients of one run saw, and the raw times."""
     outcomes, capacity, report = virtual_time.run(_serve(wanted))
     times = sorted(prefill_s(outcome) for outcome in outcomes)

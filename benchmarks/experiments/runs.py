@@ -1,6 +1,8 @@
 """Runs of the simulated mesh, kept one by one, so that an experiment that is broken off has what it did."""
 
 import json
+import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,11 @@ from meshift.services.simulation.measures import Measures, decode_ms, end_to_end
 from meshift.services.simulation.serving_run import ServingResult
 
 Row = dict[str, Any]
+Result = tuple[Row, Row]
+"""A run's row, and what each of its requests saw."""
+
+EARLIER = -1
+"""The place of rows that a file had already, before all that are asked for now."""
 
 
 def figures(measures: Measures) -> Row:
@@ -62,28 +69,55 @@ def samples(result: ServingResult) -> Row:
 
 @dataclass
 class Runs:
-    """Rows and raw samples of one experiment."""
+    """Rows and raw samples of one experiment. The file has the rows in the order of the experiment; the raw ones beside
+    it lie in the order in which the runs have ended. With `resume`, what both have already is kept. Raises ValueError
+    if that is of others."""
 
     experiment: str
     parameters_hash: str
     path: Path | None
+    asked: Row = field(default_factory=dict)
+    """What all runs have in common beside the parameters."""
+    resume: bool = False
     rows: list[Row] = field(default_factory=list)
     summary: list[Row] = field(default_factory=list)
     answers: Row = field(default_factory=dict)
     """What the experiment asks for, by name."""
+    _places: list[int] = field(default_factory=list)
+    """Of the rows, ascending."""
 
     def __post_init__(self) -> None:
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path is None:
+            if self.resume:
+                raise ValueError("--resume goes on with a file: --json says which")
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.resume and self.path.exists():
+            self._load(self.path)
+        else:
             self._raw_path(self.path).write_text("")
-            self._write(self.path)
+        self._write(self.path)
+
+    def take(self, place: int, columns: Row) -> bool:
+        """Put the rows that have these columns there. Returns whether there are some: then they need no run."""
+        mine = [row for row in self.rows if all(row.get(name) == value for name, value in columns.items())]
+        for row in mine:
+            index = self.rows.index(row)
+            del self.rows[index], self._places[index]
+            self._put(row, place)
+        return bool(mine)
 
     def add(self, row: Row, raw: Row) -> None:
         """A run has ended."""
-        self.rows.append(row)
+        self.add_all([(row, raw)], 0)
+
+    def add_all(self, results: Sequence[Result], place: int) -> None:
+        """Runs have ended that belong there in the order, and that are known all or none."""
+        for row, _ in results:
+            self._put(row, place)
         if self.path is not None:
             with self._raw_path(self.path).open("a") as file:
-                file.write(json.dumps(row | raw) + "\n")
+                file.writelines(json.dumps(row | raw) + "\n" for row, raw in results)
             self._write(self.path)
 
     def conclude(self, summary: Sequence[Row], answers: Mapping[str, Any] | None = None) -> None:
@@ -93,19 +127,53 @@ class Runs:
         if self.path is not None:
             self._write(self.path)
 
+    def _put(self, row: Row, place: int) -> None:
+        index = bisect_right(self._places, place)
+        self._places.insert(index, place)
+        self.rows.insert(index, row)
+
     @staticmethod
     def _raw_path(path: Path) -> Path:
         return path.with_name(path.name + ".raw.jsonl")
 
+    def _names(self) -> Row:
+        return {"experiment": self.experiment, "parameters_hash": self.parameters_hash, **self.asked}
+
     def _write(self, path: Path) -> None:
-        told = {
-            "experiment": self.experiment,
-            "parameters_hash": self.parameters_hash,
-            "rows": self.rows,
-            "summary": self.summary,
-            **self.answers,
-        }
-        path.write_text(json.dumps(told, indent=1) + "\n")
+        told = {**self._names(), "rows": self.rows, "summary": self.summary, **self.answers}
+        _replace(path, json.dumps(told, indent=1) + "\n")
+
+    def _load(self, path: Path) -> None:
+        told = json.loads(path.read_text())
+        for name, value in self._names().items():
+            if told.get(name) != value:
+                raise ValueError(f"{path} has {name} {told.get(name)}, not {value}: it can't be gone on with")
+        self.rows = told["rows"]
+        self._places = [EARLIER] * len(self.rows)
+        raw = self._raw_path(path)
+        if raw.exists():
+            _replace(raw, "".join(_of_rows(raw.read_text().splitlines(keepends=True), self.rows)))
+
+
+def _of_rows(lines: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
+    """The raw lines of these rows. One that was broken off, or whose row isn't known, is left out: it is run again."""
+    wanted = list(rows)
+    for line in lines:
+        try:
+            raw = json.loads(line)
+        except ValueError:
+            continue
+        row = next((row for row in wanted if row.items() <= raw.items()), None)
+        if row is not None:
+            wanted.remove(row)
+            yield line
+
+
+def _replace(path: Path, text: str) -> None:
+    """The whole file or nothing: whoever breaks off an experiment may do so at any time."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    os.replace(new, path)
 
 
 def paired(rows: Sequence[Row], groups: Sequence[str], figure: str, against: str, policy: str = "meshift") -> list[Row]:

@@ -1,15 +1,18 @@
 """Llumnix's section 6.3: latencies of the policies over traces, rates and seeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from meshift.benchmarks.experiments.charts import draw
 from meshift.benchmarks.experiments.rates import known_rates, rate_of
-from meshift.benchmarks.experiments.runs import Row, Runs, figures, paired, print_rows, progress, samples
+from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, paired, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
+from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.services.scheduler.policy.settings import PolicyName
+from meshift.services.simulation.lengths import GENERATED
 from meshift.services.simulation.scenario import Cluster, Workload
 from meshift.services.simulation.serving_run import run_serving
 
@@ -33,7 +36,7 @@ class Cell:
 def cells(settings: ExperimentSettings, cluster: Cluster) -> list[Cell]:
     """All runs: seed by seed, so that one that is broken off has whole pairs."""
     rates = known_rates(cluster.engine)
-    traces = settings.traces or (QUICK_TRACES if settings.quick else tuple(rates))
+    traces = settings.traces or (QUICK_TRACES if settings.quick else _at_hand(tuple(rates), settings.trace_folder))
     targets = (10,) if settings.quick else settings.targets_s
     policies = settings.policies or (QUICK_POLICIES if settings.quick else settings.all_policies)
     seeds = range(settings.first_seed, settings.first_seed + (QUICK_SEEDS if settings.quick else settings.seeds))
@@ -46,17 +49,29 @@ def cells(settings: ExperimentSettings, cluster: Cluster) -> list[Cell]:
     ]
 
 
+def _at_hand(traces: Sequence[str], folder: Path | None) -> tuple[str, ...]:
+    """Without those whose file isn't here, which is said."""
+    missing = [trace for trace in traces if trace not in GENERATED and not Path(source_of(trace, folder)).is_file()]
+    for trace in missing:
+        print(f"left out: {trace} isn't in {folder or 'this folder'} (--trace-folder)")
+    return tuple(trace for trace in traces if trace not in missing)
+
+
+def source_of(trace: str, folder: Path | None) -> str:
+    """What a workload is told: a generated trace's name, or the path of a file."""
+    return trace if trace in GENERATED or folder is None else str(folder / trace)
+
+
 def run(settings: ExperimentSettings, cluster: Cluster, experiment: str = "serving") -> Runs:
     """The matrix, or the part of it that the settings ask for."""
-    runs = Runs(experiment, cluster.parameters_hash(), settings.json_path)
-    matrix = cells(settings, cluster)
-    with progress(len(matrix)) as begin:
-        for cell in matrix:
-            begin(f"{cell.trace} {cell.rate:g}/s seed {cell.seed} {cell.policy}")
-            row, raw = run_cell(cell, cluster, settings.requests)
-            runs.add(row, raw)
+    runs = Runs(
+        experiment, cluster.parameters_hash(), settings.json_path, {"requests": settings.requests}, settings.resume
+    )
+    folder = settings.trace_folder
+    tasks = [task_of(cell, cluster, settings.requests, folder) for cell in cells(settings, cluster)]
+    carry_out(tasks, runs, settings.processes)
     summary: list[Row] = []
-    for against in sorted({cell.policy for cell in matrix} - {"meshift"}):
+    for against in sorted({row["policy"] for row in runs.rows} - {"meshift"}):
         for figure in FIGURES:
             summary += paired(runs.rows, ("trace", "target_s"), figure, against)
     runs.conclude(summary)
@@ -80,9 +95,17 @@ def draw_traces(path: Path | None, rows: Sequence[Row]) -> None:
         draw(beside, trace, "requests/s", "P99 prefill, s (median of seeds)", series)
 
 
-def run_cell(cell: Cell, cluster: Cluster, requests: int) -> tuple[Row, Row]:
+def task_of(cell: Cell, cluster: Cluster, requests: int, folder: Path | None) -> Task:
+    """One run as a task."""
+    name = f"{cell.trace} {cell.rate:g}/s seed {cell.seed} {cell.policy}"
+    return Task(name, asdict(cell), partial(run_cell, cell, cluster, requests, folder))
+
+
+def run_cell(cell: Cell, cluster: Cluster, requests: int, folder: Path | None = None) -> Result:
     """One run: its row, and what each request saw."""
-    workload = Workload(trace=cell.trace, requests=requests, rate=cell.rate, seed=cell.seed, shuffle=True)
+    workload = Workload(
+        trace=source_of(cell.trace, folder), requests=requests, rate=cell.rate, seed=cell.seed, shuffle=True
+    )
     result = run_serving(cluster.options(cell.policy, cell.seed), workload.arrivals(cluster.tokens_max))
     row = {
         "trace": cell.trace,

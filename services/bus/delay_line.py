@@ -67,25 +67,22 @@ class DelayLine:
 
     def _pump(self) -> None:
         # No more than what waits now: a call that makes another one without delay must not keep the loop for ever.
-        budget = len(self._usual) + len(self._others)
+        usual, others = self._usual, self._others
+        budget = len(usual) + len(others)
         now_ns = self._now_ns()
         try:
-            while budget and (entry := self._pop_due(now_ns)) is not None:
+            while budget:
                 budget -= 1
-                entry[2](*entry[3])
+                is_usual = bool(usual) and (not others or usual[0] < others[0])
+                if (usual if is_usual else others)[0][0] > now_ns:
+                    break
+                _, _, callback, args = usual.popleft() if is_usual else heapq.heappop(others)
+                callback(*args)
         finally:
             self._timer = None
             self._wake_ns = None
             if (head := self._head()) is not None:
                 self._wake_at(head[0])
-
-    def _pop_due(self, now_ns: int) -> _Entry | None:
-        head = self._head()
-        if head is None or head[0] > now_ns:
-            return None
-        if self._usual and head is self._usual[0]:
-            return self._usual.popleft()
-        return heapq.heappop(self._others)
 
     def _head(self) -> _Entry | None:
         if not self._others:

@@ -119,12 +119,12 @@ class MemoryBus:
 
     def publish(self, subject: str, message: Message) -> None:
         """Send to all subscribers."""
-        self._check_open()
         check_subject(subject)
         payload, headers = self._pack(message), self._reception.inject()
         if self._state is ClientState.CONNECTED:
             self._network.publish(self.name, subject, payload, headers)
         else:
+            self._check_open()
             self._send(partial(self._network.publish, self.name, subject, payload, headers))
         self._reception.counters.published += 1
 

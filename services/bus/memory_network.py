@@ -5,7 +5,7 @@ subscriptions too, and forgets a client that has left. Nothing here knows what a
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -79,12 +79,6 @@ class SubscriptionInlet:
         self.queued = 0
         self.sequence = 0
         self.open = True
-
-    def arrive(self, payload: Payload, headers: Headers | None) -> None:
-        """The delay is over."""
-        self.queued -= 1
-        if self.open:
-            self.accept(payload, headers)
 
 
 class EndpointInlet:
@@ -191,13 +185,26 @@ class MemoryNetwork:
 
     def publish(self, sender: str, subject: str, payload: Payload, headers: Headers | None) -> None:
         """Send to all subscriptions."""
-        for inlet in self._route(subject).subscriptions:
-            for extra_ns in self._copies(sender, inlet.client.name, subject):
-                if inlet.queued >= inlet.queue_max:
-                    inlet.on_drop()
-                else:
+        inlets = self._route(subject).subscriptions
+        if not self.faults.active and self._link_delay_s is None:
+            # One entry of the line for all: they come at the same time, one after another.
+            receivers = []
+            for inlet in inlets:
+                if inlet.queued < inlet.queue_max:
                     inlet.queued += 1
-                    self.line.call(extra_ns, inlet.arrive, payload, headers)
+                    receivers.append(inlet)
+                else:
+                    inlet.on_drop()
+            if receivers:
+                self.line.call(0, _arrive, receivers, payload, headers)
+            return
+        for inlet in inlets:
+            for extra_ns in self._copies(sender, inlet.client.name, subject):
+                if inlet.queued < inlet.queue_max:
+                    inlet.queued += 1
+                    self.line.call(extra_ns, _arrive, (inlet,), payload, headers)
+                else:
+                    inlet.on_drop()
 
     def request(self, subject: str, payload: Payload, headers: Headers | None, reply_to: ReplyTo) -> None:
         """Send to one of the endpoints, or tell the requester that there is none."""
@@ -246,6 +253,14 @@ class MemoryNetwork:
             self._routes.clear()
         else:
             self._routes.pop(pattern, None)
+
+
+def _arrive(inlets: Sequence[SubscriptionInlet], payload: Payload, headers: Headers | None) -> None:
+    """The delay is over."""
+    for inlet in inlets:
+        inlet.queued -= 1
+        if inlet.open:
+            inlet.accept(payload, headers)
 
 
 def _remove(table: dict[str, list[InletT]], subject: str, inlet: InletT) -> None:

@@ -48,11 +48,11 @@ class Reception:
         """Validate an encoded message, or check the type of one passed as an object. Counts; raises
         `InvalidRequest`."""
         self.counters.received += 1
+        if isinstance(payload, message_type):
+            return payload
         try:
             if isinstance(payload, bytes):
                 return self._decode(message_type, payload)
-            if isinstance(payload, message_type):
-                return payload
             raise InvalidRequest(f"not a {message_type.__name__} but a {type(payload).__name__}", param="kind")
         except InvalidRequest as error:
             self.counters.invalid += 1
@@ -82,18 +82,19 @@ class Subscriber(Generic[MessageT]):
         """Hand one message to the handler. Raises nothing that the handler raises."""
         if self.closed:
             return
+        reception = self._reception
         try:
-            message = self._reception.open(self.subject, self._message_type, payload)
+            message = reception.open(self.subject, self._message_type, payload)
         except InvalidRequest:
             return
         try:
             if headers:
-                with self._reception.attach(headers):
+                with reception.attach(headers):
                     self._handler(message)
             else:
                 self._handler(message)
         except Exception as error:
-            self._reception.handler_failed(self.subject, error)
+            reception.handler_failed(self.subject, error)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Fits the simulated engine's timing model (`backends/sim/parameters.py`) to what an instance was measured at. Pure.
 
 The model is linear in its coefficients, none of which may be negative: a step can't become faster by more work. So it
-is a nonnegative least-squares problem of three unknowns, small enough to try every set of coefficients that are zero.
+is a nonnegative least-squares problem of three or four unknowns, small enough to try every set of zero coefficients.
 Each measurement counts by its relative error: a step of 20 ms that is off by 2 is as wrong as one of 200 off by 20.
 """
 
@@ -58,10 +58,11 @@ class Fit:
 
 
 def fit_decode(points: Sequence[DecodePoint]) -> Fit:
-    """`step + request * requests + token * tokens`. Raises FitError unless batches differ in both."""
+    """`step + request * requests + token * tokens`, and `shared` for more than one request. Raises FitError unless
+    batches differ in both."""
     if len({point.requests for point in points}) < 2 or len({point.tokens for point in points}) < 3:
         raise FitError("decode steps need batches of different sizes, and contexts of different lengths")
-    rows = [(1.0, float(point.requests), float(point.tokens)) for point in points]
+    rows = [(1.0, float(point.requests), float(point.tokens), float(point.requests > 1)) for point in points]
     return nonnegative_least_squares(rows, [point.step_ns for point in points])
 
 
@@ -75,13 +76,14 @@ def fit_prefill(points: Sequence[PrefillPoint]) -> Fit:
 
 def fitted_parameters(base: SimParameters, decode: Fit, prefill: Fit) -> SimParameters:
     """`base` with the fitted times, in whole nanoseconds."""
-    step, request, token = map(round, decode.coefficients)
+    step, request, token, shared = map(round, decode.coefficients)
     batch, prompt_token, squared = map(round, prefill.coefficients)
     return base.model_copy(
         update={
             "decode_step_ns": max(1, step),
             "decode_request_ns": request,
             "decode_token_ns": token,
+            "decode_shared_ns": shared,
             "prefill_batch_ns": max(1, batch),
             "prefill_token_ns": prompt_token,
             "prefill_token_squared_ns": squared,

@@ -19,7 +19,7 @@ from meshift.schemas.memory import MemoryReply, MemoryRequest
 from meshift.services.bus.base import Bus
 from meshift.services.calibration.file import Calibration, write_calibration
 from meshift.services.calibration.fit import FitError
-from meshift.services.calibration.measuring import Subject, evaluate, measure, warm_up
+from meshift.services.calibration.measuring import Sample, Subject, evaluate, measure, warm_up
 from meshift.services.calibration.plan import Cell, PlanError, Room, passes, plan
 from meshift.services.calibration.probe import ASK_TIMEOUT_S, InstanceProbe, ProbeError
 from meshift.services.calibration.record import Record, RecordError
@@ -120,7 +120,13 @@ async def own_instance(settings: CalibrateSettings) -> AsyncIterator[str]:
 
 
 async def calibrate(bus: Bus, instance_id: str, settings: CalibrateSettings, targets: Sequence[Target]) -> Calibration:
-    """Of a live instance. Raises ProbeError, PlanError, RecordError, FitError, TargetError, MeshError, OSError."""
+    """Of a live instance. Raises FitError, TargetError, and as `take_samples`."""
+    subject, samples = await take_samples(bus, instance_id, settings)
+    return evaluate(samples, subject, targets)
+
+
+async def take_samples(bus: Bus, instance_id: str, settings: CalibrateSettings) -> tuple[Subject, list[Sample]]:
+    """Measure a live instance. Raises ProbeError, PlanError, RecordError, MeshError, OSError."""
     incarnation = new_incarnation()
     ref = FrontendRef(frontend_id=f"calibrate-{incarnation}", incarnation=incarnation)
     probe = InstanceProbe(bus, ref, random.Random(settings.seed), settings.stall_s)
@@ -132,10 +138,9 @@ async def calibrate(bus: Bus, instance_id: str, settings: CalibrateSettings, tar
         record = Record(Record.path_of(settings.out), header_of(subject, settings))
         known = record.begin(settings.resume)
         await warm_up(probe, settings.request_tokens)
-        samples = await measure(probe, told(passes(cells, settings.quick)), known, record.keep)
+        return subject, await measure(probe, told(passes(cells, settings.quick)), known, record.keep)
     finally:
         probe.stop()
-    return evaluate(samples, subject, targets)
 
 
 async def subject_of(bus: Bus, probe: InstanceProbe, settings: CalibrateSettings) -> Subject:
@@ -177,9 +182,13 @@ def report(calibration: Calibration) -> str:
     """For people."""
     parameters, quality = calibration.parameters, calibration.quality
     step = (parameters.decode_step_ns, parameters.decode_request_ns, parameters.decode_token_ns)
+    shared = f", {parameters.decode_shared_ns / 1e6:.3g} more for two and up" if parameters.decode_shared_ns else ""
     prompt = (parameters.prefill_batch_ns, parameters.prefill_token_ns, parameters.prefill_token_squared_ns)
     rows = [
-        ["decode step, ms", "{:.3g} + {:.3g} * requests + {:.3g} * tokens".format(*(value / 1e6 for value in step))],
+        [
+            "decode step, ms",
+            "{:.3g} + {:.3g} * requests + {:.3g} * tokens".format(*(value / 1e6 for value in step)) + shared,
+        ],
         ["prefill, ms", "{:.3g} + {:.3g} * tokens + {:.3g} * tokens^2".format(*(value / 1e6 for value in prompt))],
         ["decode error, P50 and most", f"{quality.decode_error_p50:.1%}, {quality.decode_error_max:.1%}"],
         ["prefill error, P50 and most", f"{quality.prefill_error_p50:.1%}, {quality.prefill_error_max:.1%}"],

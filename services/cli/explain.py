@@ -47,7 +47,7 @@ async def ask(settings: ExplainSettings, transport: httpx.AsyncBaseTransport | N
 
 def render(explanation: RequestExplanation, alternatives: bool) -> str:
     """In words: dispatches, then moves with what paired their instances."""
-    where = f"{explanation.owner} has it" if explanation.owner else "it is not open at this frontend"
+    where = f"{explanation.owner} has it" if explanation.owner else "it has ended, or this frontend doesn't serve it"
     lines = [f"{explanation.request_id}: {where}"]
     lines += [line for item in explanation.dispatches for line in describe(item, alternatives)]
     lines += [_move(move) for move in explanation.moves]

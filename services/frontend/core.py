@@ -67,6 +67,7 @@ class FrontendCore:
 
     def __init__(self, ref: FrontendRef, bus: Bus, options: FrontendOptions, *, tracer: Tracer = NO_TRACER) -> None:
         subjects.check_name(ref.frontend_id)
+        self._loop = asyncio.get_running_loop()
         self.ref = ref
         self.counters = FrontendCounters()
         self._tracer = tracer
@@ -267,8 +268,9 @@ class FrontendCore:
         now_s = self.now_s()
         for owner in self._view.expire(now_s):
             self._owner_lost(owner, f"no report for {self._options.instance_timeout_s} s")
-        for stream in list(self._streams.values()):
-            if stream.state is StreamState.RUNNING and now_s - stream.heard_s >= self._options.silence_s:
+        silence_s = self._options.silence_s
+        for stream in [stream for stream in self._streams.values() if now_s - stream.heard_s >= silence_s]:
+            if stream.state is StreamState.RUNNING:
                 self._asks.ask(stream)
         for owner in self._view.silent(now_s, self._options.probe_after_s):
             self._probe(owner)
@@ -343,4 +345,4 @@ class FrontendCore:
 
     def now_s(self) -> float:
         """AskingCore."""
-        return asyncio.get_running_loop().time()
+        return self._loop.time()

@@ -60,14 +60,19 @@ class InstanceView:
         """Take a report in. Returns the owners that it proves lost: older incarnations of the instance."""
         owner = report.owner
         known = self._known.get(owner.instance_id)
+        if known is not None and known.report.owner == owner:
+            if report.sequence > known.report.sequence:
+                # The last one now.
+                del self._known[owner.instance_id]
+                self._known[owner.instance_id] = known
+                known.report, known.seen_s = report, now_s
+            return []
         if owner.incarnation < self._newest.get(owner.instance_id, 0):
             return []
         if owner.incarnation <= self._gone.get(owner.instance_id, -1):
             return []
         self._newest[owner.instance_id] = owner.incarnation
-        lost = [known.owner] if known is not None and known.owner != owner else []
-        if known is not None and not lost and report.sequence <= known.report.sequence:
-            return []
+        lost = [] if known is None else [known.owner]
         if self._known.pop(owner.instance_id, None) is None:
             self._names = None
         self._known[owner.instance_id] = KnownInstance(report, now_s)

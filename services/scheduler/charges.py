@@ -26,7 +26,9 @@ class Charges:
 
     def charged(self, owner: Owner) -> tuple[int, int]:
         """Tokens and requests on their way to `owner`."""
-        charges = self._by_owner.get(owner, ())
+        charges = self._by_owner.get(owner)
+        if charges is None:
+            return 0, 0
         return sum(charge.tokens for charge in charges), len(charges)
 
     def on_report(self, owner: Owner) -> None:

@@ -63,6 +63,7 @@ class SchedulerCore:
     def __init__(
         self, scheduler_id: str, incarnation: int, bus: Bus, options: SchedulerOptions, *, tracer: Tracer = NO_TRACER
     ) -> None:
+        self._now_s = asyncio.get_running_loop().time
         self._id = subjects.check_name(scheduler_id)
         self._incarnation = incarnation
         self.counters = SchedulerCounters()
@@ -71,6 +72,8 @@ class SchedulerCore:
         self._view = InstanceView(options.instance_timeout_s)
         self._charges = Charges()
         self._rounds = PairingRounds()
+        self._observed: dict[Owner, InstanceObservation] = {}
+        """Of live instances, as far as nothing of them has changed since."""
         self._indexes = DispatchIndexes(self._candidates, self._observe_owner)
         self._turn = 0
         self.steering = Steering(incarnation, options.scheduling)
@@ -79,9 +82,7 @@ class SchedulerCore:
             scheduler_id, incarnation, self.steering, self.decisions, self._on_new_policy
         )
         self._holding = Holding(self._decide_and_charge)
-        self._migration = Migration(
-            scheduler_id, incarnation, bus, self.counters, self.decisions, self._indexes.changed
-        )
+        self._migration = Migration(scheduler_id, incarnation, bus, self.counters, self.decisions, self._changed)
         self._scaler = Scaler(
             scheduler_id,
             incarnation,
@@ -124,19 +125,22 @@ class SchedulerCore:
         return [self._observe(known) for known in self._view]
 
     def _observe(self, known: KnownInstance) -> InstanceObservation:
-        tokens, requests = self._charges.charged(known.owner)
-        moving_in, blocked_s = self._migration.moving_in(known.owner), self._migration.blocked_s(known.owner)
-        return InstanceObservation(known.report, tokens, requests, moving_in, blocked_s)
+        owner = known.report.owner
+        seen = self._observed.get(owner)
+        if seen is None:
+            tokens, requests = self._charges.charged(owner)
+            moving_in, blocked_s = self._migration.moving_in(owner), self._migration.blocked_s(owner)
+            seen = self._observed[owner] = InstanceObservation(known.report, tokens, requests, moving_in, blocked_s)
+        return seen
 
     def _observe_owner(self, owner: Owner) -> InstanceObservation | None:
         known = self._view.get(owner)
         return None if known is None else self._observe(known)
 
-    def replace_settings(self, changes: Mapping[str, Any]) -> PolicySettings:
-        """Change the policy, from the next decision on. Returns the new settings. Raises InvalidRequest."""
-        self.steering.change(changes)
-        self._on_new_policy()
-        return self.settings
+    def _changed(self, owner: Owner) -> None:
+        """Its report, or what is charged to it, is another."""
+        self._observed.pop(owner, None)
+        self._indexes.changed(owner)
 
     @property
     def settings(self) -> PolicySettings:
@@ -161,19 +165,21 @@ class SchedulerCore:
         return len(self._holding)
 
     def _on_report(self, report: LoadReport) -> None:
-        before = self._view.get(report.owner)
+        now_s, view = self._now_s(), self._view
+        before = view.get(report.owner)
         serves = None if before is None else (before.report.state, before.report.model.name)
-        for lost in self._view.on_report(report, self._now_s()):
+        for lost in view.on_report(report, now_s):
             self._forget(lost)
-        if self._view.get(report.owner) is None:
+        if before is None and view.get(report.owner) is None:
             return
+        self._observed.pop(report.owner, None)
         if serves == (report.state, report.model.name):
             self._indexes.changed(report.owner)
         else:
             self._indexes.reset()
         self._charges.on_report(report.owner)
-        self._migration.on_report(report, self._now_s())
-        if self._rounds.on_report(report.owner, len(self._view)):
+        self._migration.on_report(report, now_s)
+        if self._rounds.on_report(report.owner, len(view)):
             self._on_round(self._rounds.take())
 
     def _on_round(self, fresh: frozenset[Owner]) -> None:
@@ -188,7 +194,7 @@ class SchedulerCore:
         return [
             self._observe(known)
             for known in self._view
-            if known.owner in fresh and known.report.model.name == model and known.report.state in states
+            if known.report.owner in fresh and known.report.model.name == model and known.report.state in states
         ]
 
     def _on_gone(self, gone: InstanceGone) -> None:
@@ -196,6 +202,7 @@ class SchedulerCore:
         self._forget(gone.owner)
 
     def _forget(self, owner: Owner) -> None:
+        self._observed.pop(owner, None)
         self._indexes.reset()
         self._charges.forget(owner)
         self._rounds.forget(owner)
@@ -242,7 +249,7 @@ class SchedulerCore:
         if decision.owner is not None:
             self._turn += 1
             self._charges.charge(decision.owner, request.demand)
-            self._indexes.changed(decision.owner)
+            self._changed(decision.owner)
             self._remember(request, decision)
 
     def _remember(self, request: DispatchRequest, decision: DispatchDecision) -> None:
@@ -311,6 +318,3 @@ class SchedulerCore:
     def _expire(self) -> None:
         for owner in self._view.expire(self._now_s()):
             self._forget(owner)
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()

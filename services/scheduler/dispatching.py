@@ -2,7 +2,6 @@
 of no priority, and one for each class of those that have some, as they see other headroom."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.dispatch import DispatchDecision
@@ -82,4 +81,4 @@ class DispatchIndexes:
 
 def seen_by(execution: int, instances: Sequence[InstanceObservation]) -> list[InstanceObservation]:
     """As a request of that execution priority sees them."""
-    return [replace(item, execution=execution) for item in instances] if execution > 0 else list(instances)
+    return [item._replace(execution=execution) for item in instances] if execution > 0 else list(instances)

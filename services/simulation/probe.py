@@ -47,15 +47,21 @@ class ClusterProbe:
         if self._mesh.scheduler is None:
             return
         seen = self._mesh.scheduler.observations()
-        capacity = sum(item.report.capacity for item in seen)
+        capacity = used = 0
+        negative: list[str] = []
+        for item in seen:
+            report = item.report
+            capacity += report.capacity
+            used += report.used
+            if migration_freeness(item) < 0:
+                negative.append(report.owner.instance_id)
         if not capacity:
             return
         sums = self.sums
         sums.looks += 1
         sums.instances += len(seen)
         sums.fragmented += fragmented_tokens(seen) / capacity
-        sums.used += sum(item.report.used for item in seen) / capacity
-        negative = [item.owner.instance_id for item in seen if migration_freeness(item) < 0]
+        sums.used += used / capacity
         sums.negative += len(negative)
         self._negative_for = {name: self._negative_for.get(name, 0) + 1 for name in negative}
         longest = max(self._negative_for.values(), default=0)

@@ -15,7 +15,7 @@ import threading
 from asyncio import base_events, events
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 ResultT = TypeVar("ResultT")
@@ -45,13 +45,39 @@ class RealWorldRefused(RuntimeError):
     """The program wants something that virtual time can't give: a thread, a socket, a process, a signal."""
 
 
+class _Timer(events.TimerHandle):
+    """Set for every message and every step. So the attributes are set here, all at once: what the constructors of the
+    base classes do beside that is for asyncio's debug mode."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when_s: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when_s
+        self._scheduled = True
+
+
 class VirtualTimeLoop(base_events.BaseEventLoop):
     """The loop. `run` below is the usual way to use it.
 
     Raises out of `run_forever` and `run_until_complete`: `Deadlock`, `Livelock`.
     """
 
-    # Both are the base class's; its type stubs leave them out.
+    # These are the base class's; its type stubs leave them out.
+    _closed: bool
     _ready: deque[events.Handle]
     _stopping: bool
     _thread_id: int | None
@@ -81,20 +107,13 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Call at `when_ns`, or at the present instant if that is past."""
-        if self.is_closed():
-            raise RuntimeError("virtual time: the loop is closed")
-        when_ns = max(when_ns, self._now_ns)
-        handle = events.TimerHandle(when_ns / NANOSECONDS, callback, args, self, context)
-        handle._scheduled = True  # type: ignore[attr-defined]
-        self._sequence += 1
-        heapq.heappush(self._timers, (when_ns, self._sequence, handle))
-        return handle
+        return self._set_timer(when_ns, callback, args, context)
 
     def call_at(
         self, when: float, callback: Callable[[*ArgumentTs], object], *args: *ArgumentTs, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call at `when` seconds."""
-        return self.call_at_ns(round(when * NANOSECONDS), callback, *args, context=context)
+        return self._set_timer(round(when * NANOSECONDS), callback, args, context)
 
     def call_later(
         self,
@@ -104,7 +123,19 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Call in `delay` seconds."""
-        return self.call_at_ns(self._now_ns + round(delay * NANOSECONDS), callback, *args, context=context)
+        return self._set_timer(self._now_ns + round(delay * NANOSECONDS), callback, args, context)
+
+    def _set_timer(
+        self, when_ns: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        if self._closed:
+            raise RuntimeError("virtual time: the loop is closed")
+        if when_ns < self._now_ns:
+            when_ns = self._now_ns
+        handle = _Timer(when_ns / NANOSECONDS, callback, args, self, context)
+        self._sequence += 1
+        heapq.heappush(self._timers, (when_ns, self._sequence, handle))
+        return handle
 
     def call_soon_threadsafe(
         self, callback: Callable[[*ArgumentTs], object], *args: *ArgumentTs, context: Context | None = None
@@ -153,17 +184,18 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         if now_ns != self._now_ns:
             self._now_ns = now_ns
             self._callbacks_at_instant = 0
-        while self._timers and self._timers[0][0] == now_ns:
-            handle = heapq.heappop(self._timers)[2]
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][0] == now_ns:
+            handle = heapq.heappop(timers)[2]
             handle._scheduled = False  # type: ignore[attr-defined]
-            if handle.cancelled():
+            if handle._cancelled:
                 self._timers_cancelled -= 1
             else:
-                self._ready.append(handle)
+                ready.append(handle)
         return True
 
     def _drop_cancelled_head(self) -> None:
-        while self._timers and self._timers[0][2].cancelled():
+        while self._timers and self._timers[0][2]._cancelled:
             heapq.heappop(self._timers)[2]._scheduled = False  # type: ignore[attr-defined]
             self._timers_cancelled -= 1
 

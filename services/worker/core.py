@@ -75,7 +75,9 @@ class WorkerCore:
         self.state = InstanceState.STARTING
         self.restart_wanted = False
         """An operator wants it to be started again when it has left."""
-        self.ended: asyncio.Future[InstanceState] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._now_s = loop.time
+        self.ended: asyncio.Future[InstanceState] = loop.create_future()
         self._engine = engine
         self._info: EngineInfo | None = None
         self._moves: WorkerMoves | None = None
@@ -332,7 +334,7 @@ class WorkerCore:
 
     def _on_status(self, _: StatusRequest) -> WorkerStatus:
         left_s = self._drain.until_s - self._now_s() if self.state is InstanceState.DRAINING else None
-        report = self._load_report(self._engine.load())
+        report = self._load_report(self._engine.load(), self._now_s())
         return worker_status(report, self._engine_info(), self._requests, self.moves, left_s)
 
     def _on_own_load(self, report: LoadReport) -> None:
@@ -347,10 +349,11 @@ class WorkerCore:
         if self._stall.is_stalled(load.step_count, bool(load.running or load.waiting), now_s):
             self._fail(f"no step for {self._options.engine_stall_s:.0f} s with {load.running} requests running")
             return
-        self._end_leases(now_s)
+        if not self._leases.all_last(now_s):
+            self._end_leases(now_s)
         self._streams.resend(now_s)
         self._requests.forget_tombstones(now_s)
-        self._publish_load(load)
+        self._publish_load(load, now_s)
         self.moves.tick(now_s)
         if self._memory is not None:
             self._memory.tick(now_s)
@@ -372,20 +375,20 @@ class WorkerCore:
             self._enter(LifecycleEvent.DRAINED)
 
     def _report(self) -> None:
-        self._publish_load(self._engine.load())
+        self._publish_load(self._engine.load(), self._now_s())
 
-    def _publish_load(self, load: EngineLoad) -> None:
+    def _publish_load(self, load: EngineLoad, now_s: float) -> None:
         self._sequence += 1
-        self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report(load))
+        self._bus.publish(subjects.worker_load(self.owner.instance_id), self._load_report(load, now_s))
 
-    def _load_report(self, load: EngineLoad) -> LoadReport:
+    def _load_report(self, load: EngineLoad, now_s: float) -> LoadReport:
         return load_report(
             self.owner,
             self.state,
             self._engine_info().model,
             load,
             sequence=self._sequence,
-            emitted_ns=round(self._now_s() * 1e9),
+            emitted_ns=round(now_s * 1e9),
             usage=self._options.virtual_usage,
             layouts=self._layouts,
         )
@@ -394,6 +397,3 @@ class WorkerCore:
         if self._info is None:
             raise Unavailable(f"{self.owner} is {self.state}")
         return self._info
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()

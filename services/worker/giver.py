@@ -8,7 +8,7 @@ from meshift.backends.base import Engine, EngineLoad
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.instances import MovePair
 from meshift.schemas.moves import MoveOrder, MoveOutcome, MoveRefusal, MoveReport
-from meshift.services.worker.moves.base import Moves, SizedEngine
+from meshift.services.worker.moves.base import Moves
 from meshift.services.worker.options import WorkerOptions
 from meshift.services.worker.policy.choice import (
     Choice,
@@ -38,7 +38,6 @@ class Giver:
     ) -> None:
         self._owner = owner
         self._engine = engine
-        self._sized = engine if isinstance(engine, SizedEngine) else None
         self._moves = moves
         self._requests = requests
         self._options = options
@@ -97,7 +96,7 @@ class Giver:
         for record in self._requests:
             if record.over or not self._moves.can_move(record):
                 continue
-            tokens = self._held(record)
+            tokens = self._engine.held_tokens(record.key)
             if tokens is not None:
                 yield Movable(
                     key=record.key,
@@ -108,12 +107,6 @@ class Giver:
                     scheduling=record.priority.scheduling,
                     demand=record.known_tokens,
                 )
-
-    def _held(self, record: RequestRecord) -> int | None:
-        if self._sized is not None:
-            return self._sized.held_tokens(record.key)
-        # Its first token came after its prefill. Whether it was preempted since, only the engine knows, and refuses.
-        return record.known_tokens if record.output else None
 
     def _source_load(self, load: EngineLoad) -> SourceLoad:
         classes, _ = class_loads(load.usages, load.capacity, self._options.virtual_usage)

@@ -11,10 +11,13 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: dict[str, tuple[int, float]] = {}
+        self._superseded = False
+        """A frontend has, or had, requests of another incarnation than the newest."""
 
     def renew(self, frontend: FrontendRef, ttl_s: float, now_s: float) -> None:
         """`frontend` lives. An older incarnation than known changes nothing."""
-        incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
+        incarnation, ends_s = self._leases.get(frontend.frontend_id, (frontend.incarnation, 0.0))
+        self._superseded |= frontend.incarnation != incarnation
         if frontend.incarnation > incarnation:
             self._leases[frontend.frontend_id] = (frontend.incarnation, now_s + ttl_s)
         elif frontend.incarnation == incarnation:
@@ -29,6 +32,16 @@ class Leases:
         """Until its lease ends; 0 if it has none."""
         incarnation, ends_s = self._leases.get(frontend.frontend_id, (0, 0.0))
         return max(0.0, ends_s - now_s) if frontend.incarnation == incarnation else 0.0
+
+    def all_last(self, now_s: float) -> bool:
+        """Whether no request can be an orphan: each has renewed its frontend's lease when it came. To be asked often,
+        for it looks at frontends only."""
+        if self._superseded:
+            return False
+        for _, ends_s in self._leases.values():  # noqa: SIM110 - `all` of a generator takes twice as long
+            if ends_s <= now_s:
+                return False
+        return True
 
     def orphans(self, requests: Iterable[RequestRecord], now_s: float) -> list[RequestRecord]:
         """Those whose frontends' leases have ended."""

@@ -22,7 +22,7 @@ def load_report(
 ) -> LoadReport:
     """The message."""
     classes, headroom = class_loads(load.usages, load.capacity, usage)
-    return LoadReport(
+    return LoadReport.trusted(
         owner=owner,
         sequence=sequence,
         emitted_ns=emitted_ns,

@@ -38,8 +38,11 @@ class Streams:
 
     def resend(self, now_s: float) -> None:
         """Once per report interval: finishes that wait for their acknowledgement too long."""
+        unacknowledged = self._requests.unacknowledged()
+        if not unacknowledged:
+            return
         builders: dict[str, BatchBuilder] = {}
-        for record in self._requests.unacknowledged():
+        for record in unacknowledged:
             if now_s - record.sent_s >= self._resend_s:
                 record.sent_s = now_s
                 self._counters.resent += 1

@@ -160,3 +160,36 @@ def test_a_high_request_gets_its_instance_to_itself() -> None:
         await settle(mesh)
 
     play(scenario, parameters=SMALL)
+
+
+def test_what_the_scheduler_keeps_of_instances_is_what_it_would_see_anew() -> None:
+    """Through dispatches, moves, a drain and a restart."""
+    asks = [request(f"r{index}", 300 + 40 * index, 200) for index in range(24)]
+    looks: list[int] = []
+
+    async def look(mesh: SimulatedMesh) -> None:
+        while True:
+            await asyncio.sleep(0.0131)
+            scheduler = mesh.scheduler
+            assert scheduler is not None
+            kept, memory = scheduler.observations(), dict(scheduler._observed)
+            scheduler._observed.clear()
+            assert kept == scheduler.observations()
+            scheduler._observed.update(memory)
+            looks.append(sum(item.charged_requests + bool(item.moving_in) for item in kept))
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        looking = asyncio.get_running_loop().create_task(look(mesh))
+        pending = streams(mesh, asks)
+        await asyncio.sleep(2.0)
+        await mesh.kill_worker("worker-0")
+        await asyncio.sleep(4.0)
+        mesh.workers["worker-1"].core.drain(5.0)
+        await exact(pending)
+        looking.cancel()
+        assert not looking.done() or looking.cancelled(), looking.result()
+        await settle(mesh)
+
+    play(scenario, parameters=SMALL)
+    assert len(looks) > 100
+    assert any(looks)

@@ -51,9 +51,12 @@ def missing_room(instance: InstanceObservation) -> int:
 def fragmented_tokens(instances: Sequence[InstanceObservation]) -> int:
     """Free memory of the cluster that would satisfy blocked heads of queues, but is scattered (Llumnix, Figure 12):
     heads are served from the cluster's free memory, the smallest first, while it lasts."""
-    free = sum(instance.report.free + instance.report.cached for instance in instances)
+    demands = sorted([item.report.head_demand for item in instances if item.report.waiting])
+    if not demands:
+        return 0
+    free = sum([item.report.free + item.report.cached for item in instances])
     served = 0
-    for demand in sorted(item.report.head_demand for item in instances if item.report.waiting):
+    for demand in demands:
         if served + demand > free:
             break
         served += demand

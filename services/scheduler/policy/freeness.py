@@ -4,6 +4,7 @@ V is the sum of virtual usages, which the worker computes (`meshift.services.wor
 parts are put together for each purpose. Any of these may be negative; an instance that drains has minus infinity.
 """
 
+from meshift.schemas.instances import InstanceState
 from meshift.services.scheduler.policy.observation import InstanceObservation
 
 DRAINING = float("-inf")
@@ -23,13 +24,13 @@ def dispatch_freeness(instance: InstanceObservation, headroom: bool = True) -> f
 
 def migration_freeness(instance: InstanceObservation, headroom: bool = True, inflate_over_s: float = 0.0) -> float:
     """For migration: of the queue only the head's demand counts, so that room is made for one request at a time."""
-    if instance.is_draining:
-        return DRAINING
     report = instance.report
+    if report.state is InstanceState.DRAINING:
+        return DRAINING
     usage = report.used + report.reserved + instance.inflation(inflate_over_s) + instance.moving_in
     if headroom:
         usage += report.headroom
-    return (report.capacity - usage) / max(report.running, 1)
+    return (report.capacity - usage) / (report.running or 1)
 
 
 def memory_load(instance: InstanceObservation) -> int:

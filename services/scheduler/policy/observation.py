@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState, LoadReport
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceObservation:
-    """One instance. Tokens unless said."""
+class InstanceObservation(NamedTuple):
+    """One instance. Tokens unless said. A named tuple, since one is made for every report."""
 
     report: LoadReport
     charged_tokens: int = 0

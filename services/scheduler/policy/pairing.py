@@ -80,9 +80,12 @@ def pair_instances(
     requeued = requeue(instances, settings, now_s) if settings.requeues else []
     busy = {owner for pair in requeued for owner in (pair.source, pair.destination)}
     over_s = migration.inflate_over_s
-    freeness = {instance.owner: migration_freeness(instance, headroom, over_s) for instance in instances}
-    able = [item for item in instances if item.owner not in busy]
-    sources = [item for item in able if freeness[item.owner] < settings.out_below and item.report.running]
+    freeness = {item.report.owner: migration_freeness(item, headroom, over_s) for item in instances}
+    able = [item for item in instances if item.owner not in busy] if busy else instances
+    out_below = settings.out_below
+    sources = [item for item in able if freeness[item.report.owner] < out_below and item.report.running]
+    if not sources:
+        return PairingPlan(tuple(requeued), freeness, instances, settings)
     destinations = [item for item in able if freeness[item.owner] > settings.in_above and item.free > 0]
     sources.sort(key=lambda item: (freeness[item.owner], item.owner))
     destinations.sort(key=lambda item: (-item.free, item.owner))
@@ -108,6 +111,8 @@ def requeue(instances: Sequence[InstanceObservation], settings: PolicySettings, 
         for item in instances
         if item.report.waiting and (item.report.batch_full or item.report.head_demand > item.free)
     ]
+    if not blocked:
+        return []
     blocked.sort(key=lambda item: (not item.is_draining, item.free - item.report.head_demand, item.owner))
     open_ones = [item for item in instances if not item.is_draining and not item.report.waiting]
     freeness = {item.owner: migration_freeness(item, settings.sees_priorities) for item in open_ones}

@@ -1,19 +1,11 @@
 """What the rest of the mesh sees of moves."""
 
 from collections.abc import Awaitable, Collection
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from meshift.schemas.identity import Owner, RequestKey
+from meshift.schemas.identity import Owner
 from meshift.schemas.moves import MoveOrder, MoveReport, MovesReply
 from meshift.services.worker.requests import RequestRecord
-
-
-@runtime_checkable
-class SizedEngine(Protocol):
-    """An engine that knows the present size of each request, also where its listener hears of tokens later."""
-
-    def held_tokens(self, key: RequestKey) -> int | None:
-        """Tokens with KV, 0 while it waits; None in its prefill, out of the batch, or if it isn't here."""
 
 
 class Moves(Protocol):

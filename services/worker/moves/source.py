@@ -9,7 +9,6 @@ from meshift.backends.base import DeltaSent, FrozenRequest, MovableEngine, MoveR
 from meshift.schemas.errors import InvalidRequest, MeshError, MessageTooLarge
 from meshift.schemas.identity import Owner, RequestKey
 from meshift.schemas.moves import FenceVerdict, MoveMode, MoveOrder, MoveOutcome, MoveRefusal, MoveReport
-from meshift.services.worker.moves.base import SizedEngine
 from meshift.services.worker.moves.context import MoveContext
 from meshift.services.worker.moves.decisions import Progress
 from meshift.services.worker.moves.peers import Room
@@ -125,8 +124,8 @@ class SourceMove:
     @property
     def _computed(self) -> int:
         """Tokens with KV, as far as is known: the newest one's is computed by the next step."""
-        held = self._engine.held_tokens(self._record.key) if isinstance(self._engine, SizedEngine) else None
-        return max(held or 0, self._record.known_tokens - 1, len(self._tokens))
+        held = self._engine.held_tokens(self._record.key) or 0
+        return max(held, self._record.known_tokens - 1, len(self._tokens))
 
     def _take(self, event: SourceEvent) -> None:
         self.state = next_state(self.state, event)

@@ -60,7 +60,10 @@ class VirtualUsageSettings(BaseModel):
 
     def class_of(self, execution: int) -> PriorityClass:
         """The class of a request with that execution priority."""
-        return next((item for item in self.classes if execution >= item.execution), self.classes[-1])
+        for item in self.classes:
+            if execution >= item.execution:
+                return item
+        return self.classes[-1]
 
     def headroom(self, priority_class: PriorityClass, capacity: int) -> int:
         """What one instance of `capacity` tokens keeps free for the class while some of it runs there."""
@@ -83,24 +86,29 @@ def class_loads(
     """Load by class, the most protected first, and the instance's headroom."""
     if not usages:
         return (), 0
-    running: dict[int, int] = {}
-    used: dict[int, int] = {}
+    if len(usages) == 1 and usages[0].running:
+        # Nearly always.
+        usage = usages[0]
+        load = _class_load(settings.class_of(usage.execution), usage.running, usage.used, capacity, settings)
+        return (load,), load.headroom
+    totals: dict[int, tuple[PriorityClass, int, int]] = {}
     for usage in usages:
-        execution = settings.class_of(usage.execution).execution
-        running[execution] = running.get(execution, 0) + usage.running
-        used[execution] = used.get(execution, 0) + usage.used
+        item = settings.class_of(usage.execution)
+        _, running, used = totals.get(item.execution, (item, 0, 0))
+        totals[item.execution] = (item, running + usage.running, used + usage.used)
     loads = tuple(
-        ClassLoad(
-            name=item.name,
-            execution=item.execution,
-            running=running[item.execution],
-            used=used[item.execution],
-            headroom=settings.headroom(item, capacity) if running[item.execution] else 0,
-        )
-        for item in settings.classes
-        if running.get(item.execution) or used.get(item.execution)
+        _class_load(*totals[execution], capacity, settings)
+        for execution in sorted(totals, reverse=True)
+        if any(totals[execution][1:])
     )
     return loads, settings.combined([load.headroom for load in loads])
+
+
+def _class_load(
+    item: PriorityClass, running: int, used: int, capacity: int, settings: VirtualUsageSettings
+) -> ClassLoad:
+    headroom = settings.headroom(item, capacity) if running else 0
+    return ClassLoad.trusted(name=item.name, execution=item.execution, running=running, used=used, headroom=headroom)
 
 
 def request_usage(

@@ -83,6 +83,26 @@ def test_the_matrix_is_seed_by_seed(known: Path) -> None:
         serving.cells(ExperimentSettings(), Cluster())
 
 
+def test_a_published_trace_needs_its_file(known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known.write_text(json.dumps(KNOWN | {"rates": {"M-M": {"10": 8.0}, "seen.csv": {"10": 9.0}}}))
+    asked = ExperimentSettings(policies=("meshift",), targets_s=(10,), seeds=1, trace_folder=tmp_path)
+    assert [cell.trace for cell in serving.cells(asked, Cluster())] == ["M-M"]
+    assert "left out: seen.csv" in capsys.readouterr().out
+    (tmp_path / "seen.csv").write_text("arrival_s,input_tokens,output_tokens\n0,20,3\n1,30,2\n")
+    here = serving.cells(asked, Cluster())
+    assert [cell.trace for cell in here] == ["M-M", "seen.csv"]
+    row, _ = serving.run_cell(here[1], Cluster(instances=1), 4, tmp_path)
+    assert (row["trace"], row["requests"]) == ("seen.csv", 4)
+
+
+def test_without_classes_the_published_policy_is_its_base() -> None:
+    cells = [serving.Cell("M-M", 10, 30.0, 1, policy) for policy in ("llumnix", "llumnix-base")]
+    (row, raw), (base_row, base_raw) = (serving.run_cell(cell, Cluster(instances=3), 150) for cell in cells)
+    assert raw == base_raw
+    assert row == base_row | {"policy": "llumnix"}
+    assert row["moves_per_request"] > 0, "nothing was decided"
+
+
 def test_one_that_is_broken_off_has_what_it_did(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "result.json"
     runs = Runs("serving", "hash", path)

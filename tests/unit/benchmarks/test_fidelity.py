@@ -1,5 +1,7 @@
 """The comparison of a real run with its simulation, with a simulation in the real run's place."""
 
+from typing import Any
+
 import pytest
 
 from meshift.backends.sim.parameters import SimParameters
@@ -8,6 +10,7 @@ from meshift.benchmarks.fidelity import (
     RealRun,
     columns_of_outcomes,
     compare,
+    drift_of,
     planned,
     simulate,
     sustainable_rate,
@@ -31,7 +34,7 @@ def test_the_right_model_predicts_the_run_itself() -> None:
         (figure, share) for figure in ("prefill_s", "decode_ms", "e2e_s") for share in (50, 99)
     ]
     assert all(row["error"] == 0 and row["within"] for row in rows)
-    assert verdict(rows, 0.0) == "all figures are within the bounds"
+    assert verdict(rows, 0.0, 1.0).startswith("all figures are within the bounds; the same work took 1.00 times")
 
 
 def test_a_wrong_model_is_found_out() -> None:
@@ -41,7 +44,7 @@ def test_a_wrong_model_is_found_out() -> None:
     decode = next(row for row in rows if (row["figure"], row["percentile"]) == ("decode_ms", 50))
     assert decode["error"] == pytest.approx(0.45, abs=0.1)
     assert not decode["within"]
-    said = verdict(rows, 0.4)
+    said = verdict(rows, 0.4, 1.5)
     assert said.startswith("outside the bounds: ")
     assert "decode_ms P50 at 50%" in said
     assert said.endswith("others used 0.40 cores meanwhile")
@@ -84,3 +87,16 @@ def test_raw_samples_hold_every_figure() -> None:
     assert columns.keys() == {"arrival_s", "prefill_s", "decode_ms", "e2e_s", "owners"}
     assert all(len(values) == 30 for values in columns.values())
     assert columns["arrival_s"][0] == 0
+
+
+def test_drift_is_how_much_slower_the_machine_became() -> None:
+    def samples(factor: float) -> list[dict[str, Any]]:
+        decode = {"pass": 0, "cell": "decode-2x256", "kind": "decode", "requests": 2, "prompt_tokens": 256}
+        prefill = {"pass": 0, "cell": "prefill-1x16", "kind": "prefill", "requests": 1, "prompt_tokens": 16}
+        return [
+            decode | {"steps": [(512, round(40 * factor)), (514, round(42 * factor))]},
+            prefill | {"duration_ns": round(1_000 * factor)},
+        ]
+
+    assert drift_of(samples(1), samples(1.5)) == pytest.approx(1.5)
+    assert drift_of(samples(1), samples(1)) == 1.0

@@ -25,8 +25,7 @@ def decode_points(parameters: SimParameters, noise: random.Random | None = None)
         DecodePoint(
             requests,
             requests * context,
-            (cost.base + cost.request * requests + cost.token * requests * context)
-            * (noise.gauss(1.0, 0.02) if noise else 1.0),
+            cost.step_ns(requests, requests * context) * (noise.gauss(1.0, 0.02) if noise else 1.0),
         )
         for requests, context in product((1, 2, 4, 8, 16), (32, 256, 1024))
     ]
@@ -36,8 +35,9 @@ def prefill_points(parameters: SimParameters) -> list[PrefillPoint]:
     return [PrefillPoint(n, parameters.prefill_ns(n, n * n)) for n in (16, 64, 256, 1024, 4096)]
 
 
-def test_exact_measurements_give_the_model_back() -> None:
-    true = SimParameters()
+@pytest.mark.parametrize("shared_ns", [0, 60_000_000])
+def test_exact_measurements_give_the_model_back(shared_ns: int) -> None:
+    true = SimParameters(decode_shared_ns=shared_ns)
     decode, prefill = fit_decode(decode_points(true)), fit_prefill(prefill_points(true))
     assert fitted_parameters(SimParameters(), decode, prefill) == true
     assert decode.error_max < 1e-9
@@ -48,9 +48,9 @@ def test_noise_of_two_percent_moves_predictions_by_less() -> None:
     print(f"seed {SEED}")
     true = SimParameters()
     decode = fit_decode(decode_points(true, random.Random(SEED)))
-    step, request, token = decode.coefficients
+    step, request, token, shared = decode.coefficients
     for point in decode_points(true):
-        predicted = step + request * point.requests + token * point.tokens
+        predicted = step + request * point.requests + token * point.tokens + shared * (point.requests > 1)
         assert predicted == pytest.approx(point.step_ns, rel=0.02)
     assert 0.001 < decode.error_p50 < 0.03
 

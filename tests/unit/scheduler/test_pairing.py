@@ -1,6 +1,5 @@
 """Migration pairs, rounds of reports, explicit packing."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -260,7 +259,7 @@ def test_what_a_blocked_head_blocks_goes_where_it_fits() -> None:
 def test_a_head_may_come_to_count_gradually() -> None:
     head: dict[str, Any] = {"waiting": 1, "head_demand": 400, "queued_demand": 400}
     blocked = instance("a", used=900, running=10, **head)
-    since = [dataclasses.replace(blocked, blocked_s=seconds) for seconds in (0.0, 2.5, 5.0, 60.0)]
+    since = [blocked._replace(blocked_s=seconds) for seconds in (0.0, 2.5, 5.0, 60.0)]
     assert [migration_freeness(item, inflate_over_s=5.0) for item in since] == [10, -10, -30, -30]
     assert [migration_freeness(item) for item in since] == [-30] * 4, "at once, as published"
     gradual = settings(dispatch={"margin_steps": 0}, migration={"inflate_over_s": 5.0, "in_above": 30, "out_below": 3})

@@ -116,6 +116,8 @@ async def test_a_question_to_dead_ranks() -> None:
         with pytest.raises(ConnectionError, match="they died"):
             await waiting
         questions.note(done(0, question.nonce))
+    with questions.ask() as late, pytest.raises(ConnectionError, match="they died"):
+        await late.answers(1.0)
 
 
 def test_state_round_trip_and_strangers() -> None:

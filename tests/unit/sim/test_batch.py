@@ -95,10 +95,11 @@ def test_members_come_and_go() -> None:
 def test_segment_of_a_batch() -> None:
     batch = DecodeBatch(SimParameters())
     batch.add(make_request(1, 10, 5))
+    assert batch.segment(7, StepCost(1_000, 100, 3, 50), 4) == Segment(7, 1_000 + 100 + 30, 3, 4), "it is alone"
     batch.add(make_request(2, 20, 5))
-    segment = batch.segment(7, StepCost(1_000, 100, 3), 4)
-    assert segment == Segment(7, 1_000 + 200 + 90, 6, 4)
-    assert segment.duration(3) == 1_290 + 1_296 + 1_302
+    segment = batch.segment(7, StepCost(1_000, 100, 3, 50), 4)
+    assert segment == Segment(7, 1_000 + 50 + 200 + 90, 6, 4)
+    assert segment.duration(3) == 1_340 + 1_346 + 1_352
 
 
 def test_check_finds_a_wrong_counter() -> None:

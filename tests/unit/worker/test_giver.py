@@ -37,11 +37,12 @@ def record(name: str, prompt: int, output: int = 1, **changes: Any) -> RequestRe
 
 @dataclass
 class FakeEngine:
-    """Knows the size of each request, unless it is told not to."""
+    """Knows the size of each request: what it is told, else all of one that has given a token."""
 
     requests: list[RequestRecord]
     capacity: int = 1000
     head_demand: int = 0
+    sizes: dict[str, int | None] = field(default_factory=dict)
 
     def load(self) -> EngineLoad:
         used = sum(item.known_tokens for item in self.requests if item.output)
@@ -51,13 +52,11 @@ class FakeEngine:
         usages = (ClassUsage(0, running, used),)
         return EngineLoad(self.capacity, used, 0, free, 0, running, waiting, self.head_demand, 0, 0, usages)
 
-
-@dataclass
-class SizedFakeEngine(FakeEngine):
-    sizes: dict[str, int | None] = field(default_factory=dict)
-
     def held_tokens(self, key: RequestKey) -> int | None:
-        return self.sizes.get(key.request_id)
+        if key.request_id in self.sizes:
+            return self.sizes[key.request_id]
+        item = next(item for item in self.requests if item.key == key)
+        return item.known_tokens if item.output else None
 
 
 class FakeMoves:
@@ -228,7 +227,7 @@ def test_the_newest_scheduler_is_obeyed_and_only_here() -> None:
 def test_one_that_waits_goes_as_it_is_the_first_that_fits() -> None:
     async def main() -> None:
         requests = [record("runs", 100), record("head", 200, 0), record("next", 50, 0), record("prefill", 10, 0)]
-        engine = SizedFakeEngine(requests, sizes={"runs": 101, "head": 0, "next": 0, "prefill": None})
+        engine = FakeEngine(requests, sizes={"runs": 101, "head": 0, "next": 0, "prefill": None})
         rig = Rig(*requests, engine=engine)
         rig.pair(waiting=True, tokens_max=49)
         assert rig.moves.names == []
@@ -243,14 +242,14 @@ def test_one_that_waits_goes_as_it_is_the_first_that_fits() -> None:
 def test_one_that_a_head_blocks_goes_where_the_head_has_no_room() -> None:
     async def main() -> None:
         requests = [record("head", 200, 0), record("next", 50, 0)]
-        rig = Rig(*requests, engine=SizedFakeEngine(requests, sizes={"head": 0, "next": 0}))
+        rig = Rig(*requests, engine=FakeEngine(requests, sizes={"head": 0, "next": 0}))
         rig.pair(waiting=True, tokens_max=199)
         assert rig.moves.names == ["next"]
 
     virtual_time.run(main())
 
 
-def test_without_an_engine_s_word_one_that_gave_no_token_yet_is_left() -> None:
+def test_one_in_its_prefill_is_left_as_is_one_that_has_ended() -> None:
     async def main() -> None:
         rig = Rig(record("a", 100, 0), record("b", 200), record("c", 5, finish=Finish(reason=FinishReason.LENGTH)))
         rig.pair()

@@ -43,6 +43,25 @@ def test_unknown_frontends_have_none_and_ended_ones_are_forgotten() -> None:
     assert leases.is_live(OLD, 101.0)
 
 
+def test_all_last_while_no_request_can_have_lost_its_frontend() -> None:
+    leases = Leases()
+    assert leases.all_last(0.0)
+    leases.renew(OLD, 5.0, 0.0)
+    leases.renew(FrontendRef(frontend_id="g", incarnation=7), 9.0, 0.0)
+    assert leases.all_last(4.9)
+    assert not leases.all_last(5.0)
+    leases.renew(OLD, 5.0, 5.0)
+    assert leases.all_last(5.0)
+
+
+def test_not_all_last_once_a_frontend_was_superseded() -> None:
+    for first, second in ((OLD, NEW), (NEW, OLD)):
+        leases = Leases()
+        leases.renew(first, 5.0, 0.0)
+        leases.renew(second, 5.0, 0.0)
+        assert not leases.all_last(1.0), "requests of the older one may be here"
+
+
 def test_a_busy_engine_without_steps_is_stalled() -> None:
     watch = StallWatch(10.0)
     assert not watch.is_stalled(1, True, 0.0)

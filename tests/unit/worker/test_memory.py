@@ -125,7 +125,7 @@ class Fixed:
     def __init__(self) -> None:
         engine = SimEngine()
         self.start, self.submit, self.cancel, self.load = engine.start, engine.submit, engine.cancel, engine.load
-        self.check_integrity, self.stop = engine.check_integrity, engine.stop
+        self.check_integrity, self.stop, self.held_tokens = engine.check_integrity, engine.stop, engine.held_tokens
 
 
 async def test_an_engine_of_fixed_size() -> None:
