@@ -52,6 +52,8 @@ class LauncherReport(Message):
     backoff_s: Seconds = 0.0
     """After failures, nothing is launched for so long."""
     last_failure: Annotated[str, Field(max_length=REASON_CHARS_MAX)] = ""
+    start_s: Seconds = 0.0
+    """How long the last start took; 0: none was seen."""
 
 
 class LaunchRequest(Message):

@@ -1,17 +1,26 @@
 """Llumnix's section 6.5: instances paid for against the P99 prefill, over thresholds t of the range [t, t + 50] of
-decode steps in reserve, and, for our own rule, over the load of memory that is aimed at."""
+decode steps in reserve, and, for our own rule, over the load of memory that is aimed at. All policies go through the
+same points, and of each only those count that no other undercuts in both: so each is compared at its best."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from statistics import fmean, median
+from math import log
+from statistics import fmean, geometric_mean, median
 
 from meshift.benchmarks.experiments.charts import Points, draw
+from meshift.benchmarks.experiments.oracle import oracle
 from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.benchmarks.experiments.tasks import Task, carry_out
-from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings, ScalingFigure, ScalingSettings
+from meshift.services.scheduler.policy.settings import (
+    CALM_STARTS,
+    PolicyName,
+    PolicySettings,
+    ScalingFigure,
+    ScalingSettings,
+)
 from meshift.services.simulation.scenario import Cluster, Workload
 from meshift.services.simulation.serving_run import run_serving
 
@@ -21,13 +30,43 @@ INSTANCES, INSTANCES_MAX = 8, 16
 POISSON = ((2.0, 1.0), (2.5, 1.0), (3.0, 1.0))
 BURSTS = ((2.0, 2.0), (2.0, 4.0), (2.0, 6.0))
 """Requests/s, and the coefficient of variation of their gaps."""
-POINTS: Mapping[ScalingFigure, Sequence[float]] = {"ratio": (5.0, 10.0, 20.0, 40.0), "load": (0.5, 0.6, 0.7, 0.8, 0.9)}
-QUICK_POINTS: Mapping[ScalingFigure, Sequence[float]] = {"ratio": (10.0,), "load": (0.5, 0.7, 0.9)}
+CALM_S = 60.0
+"""What isn't wanted for so long is spare, or, at other points, by the default, for twice as long as a start takes. The
+first is better for whom a drain takes until the last request ends, the second for whom it takes seconds."""
+Point = tuple[float, float | None]
+"""A threshold, and `calm_s` where that is set."""
+POINTS: Mapping[ScalingFigure, Sequence[Point]] = {
+    "ratio": ((10.0, None), (100.0, None), (300.0, None), (600.0, None)),
+    "load": ((0.7, None), (0.85, None), (1.0, None), (1.2, None), (0.7, CALM_S), (0.9, CALM_S), (1.1, CALM_S)),
+}
+QUICK_POINTS: Mapping[ScalingFigure, Sequence[Point]] = {
+    "ratio": ((10.0, None), (300.0, None)),
+    "load": ((0.7, None), (0.9, None), (1.1, None)),
+}
 WIDTH = 50.0
 COLD_STARTS_S = (0.0, 30.0, 180.0)
 POLICIES: tuple[PolicyName, ...] = ("meshift", "llumnix", "infaas++")
 BASELINE = "infaas++"
-MEASURED = ("instances_paid_mean", "prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_mean_s")
+PUBLISHED: ScalingFigure = "ratio"
+TARGETS_S = (2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
+"""P99s at which policies are compared (the paper's: 5 s)."""
+PAID, PAID_TIME = "instances_paid_mean", "instance_s_per_request"
+"""A run lasts until its last request ends: of two that pay for as much, the longer one has the lower mean."""
+SAVINGS = (
+    "saving_at_equal_p99",
+    "saving_at_no_greater_p99",
+    "saving_at_equal_p99_against_published",
+    "saving_of_instance_time_at_equal_p99",
+)
+MEASURED = (
+    "instances_paid_mean",
+    "instance_s_per_request",
+    "prefill_p99_s",
+    "prefill_mean_s",
+    "decode_p99_ms",
+    "e2e_mean_s",
+    "preemption_loss_s_mean",
+)
 QUICK_REQUESTS_MAX = 2_000
 
 
@@ -40,6 +79,7 @@ class Case:
     figure: ScalingFigure
     threshold: float
     """Decode steps below which one is started, or the load that is aimed at."""
+    calm_s: float | None
     cold_start_s: float
     seed: int
     policy: PolicyName
@@ -52,12 +92,13 @@ def cases(settings: ExperimentSettings) -> list[Case]:
     colds = (30.0,) if settings.quick else COLD_STARTS_S
     count = 1 if settings.quick else settings.seeds
     return [
-        Case(rate, cv, figure, threshold, cold, seed, policy)
+        Case(rate, cv, figure, threshold, calm_s, cold, seed, policy)
         for seed in range(settings.first_seed, settings.first_seed + count)
         for rate, cv in loads
         for cold in colds
         for figure, thresholds in points.items()
-        for threshold in thresholds
+        for threshold, calm_s in thresholds
+        if calm_s != CALM_STARTS * cold
         for policy in settings.policies or POLICIES
     ]
 
@@ -66,58 +107,128 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
     """1 to 16 instances; INFaaS++ scales by the same rule and moves nothing, also when one drains."""
     requests = min(settings.requests, QUICK_REQUESTS_MAX) if settings.quick else settings.requests
     runs = Runs("autoscale", cluster.parameters_hash(), settings.json_path, {"requests": requests}, settings.resume)
-    carry_out([_task(case, cluster, requests) for case in cases(settings)], runs, settings.processes)
-    columns = ("rate", "cv", "cold_start_s", "figure", "threshold", "policy", "seed", *MEASURED)
+    matrix = cases(settings)
+    carry_out([_task(case, cluster, requests) for case in matrix], runs, settings.processes)
+    columns = ("rate", "cv", "cold_start_s", "figure", "threshold", "calm_s", "policy", "seed", *MEASURED)
     colds = dict.fromkeys(row["cold_start_s"] for row in runs.rows)
     told = [curves(runs.rows, cold) | {"cold_start_s": cold} for cold in colds]
-    runs.conclude([{name: row[name] for name in columns} for row in runs.rows], {"cold_starts": told})
+    bound = bounds(matrix, cluster, requests)
+    runs.conclude([{name: row[name] for name in columns} for row in runs.rows], {"cold_starts": told, "oracle": bound})
     print_rows(runs.summary)
+    print_rows(bound)
     for line in told:
         print(f"cold start {line['cold_start_s']:g} s: saving at equal P99 {line['saving_at_equal_p99']}")
-        print(f"  where ours is no greater {line['saving_at_no_greater_p99']}")
+        for name in SAVINGS[1:]:
+            print(f"  {name.replace('_', ' ')} {line[name]}")
     series = {f"{name}, {line['cold_start_s']:g} s": points for line in told for name, points in line["curve"].items()}
     draw(settings.json_path, "Instances paid for", "P99 prefill, s", "instances, mean", series)
     return runs
 
 
-def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
-    """Of each policy and rule of scaling, P99 prefill and instances paid for by threshold, over all loads and seeds;
-    and what share of the instances of INFaaS++ under the same rule each saves."""
-    mine = [row for row in rows if row["cold_start_s"] == cold_start_s]
-    curve: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for policy, figure, threshold in dict.fromkeys((row["policy"], row["figure"], row["threshold"]) for row in mine):
-        here = [row for row in mine if (row["policy"], row["figure"], row["threshold"]) == (policy, figure, threshold)]
-        point = (fmean(row["prefill_p99_s"] for row in here), fmean(row["instances_paid_mean"] for row in here))
-        curve.setdefault((policy, figure), []).append(point)
-    told: Row = {"curve": {", ".join(key): points for key, points in curve.items()}}
-    for name, saving in (("equal", saving_at_equal_p99), ("no_greater", saving_at_no_greater_p99)):
-        told[f"saving_at_{name}_p99"] = {
-            ", ".join(key): saving(points, curve.get((BASELINE, key[1]), []))
-            for key, points in curve.items()
-            if key[0] != BASELINE
-        }
+def bounds(matrix: Sequence[Case], cluster: Cluster, requests: int) -> list[Row]:
+    """What an oracle pays for at each load, mean of the seeds: no policy can do with less."""
+    told = []
+    for rate, cv in dict.fromkeys((case.rate, case.cv) for case in matrix):
+        seeds = dict.fromkeys(case.seed for case in matrix if (case.rate, case.cv) == (rate, cv))
+        paid = []
+        for seed in seeds:
+            arrivals = _workload(rate, cv, seed, requests).arrivals(cluster.tokens_max)
+            run = oracle(arrivals, cluster.engine, INSTANCES_MAX)
+            paid.append((run.instances_mean, run.instance_s / len(arrivals)))
+        means = (fmean(instances for instances, _ in paid), fmean(time_s for _, time_s in paid))
+        told.append({"rate": rate, "cv": cv, PAID: means[0], PAID_TIME: means[1]})
     return told
 
 
+def _workload(rate: float, cv: float, seed: int, requests: int) -> Workload:
+    return Workload(trace=TRACE, requests=requests, rate=rate, seed=seed, cv=cv)
+
+
+def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
+    """Of each policy and rule of scaling, P99 prefill and instances paid for by threshold; and what share of the
+    instances of INFaaS++ each saves: under the same rule, and against INFaaS++ under the published one. A saving is
+    read load by load, as a mean of P99s is that of the worst load, and then the median is taken."""
+    mine = [row for row in rows if row["cold_start_s"] == cold_start_s]
+    loads = []
+    for rate, cv in dict.fromkeys((row["rate"], row["cv"]) for row in mine):
+        here = [row for row in mine if (row["rate"], row["cv"]) == (rate, cv)]
+        curve = _curve(here, PAID)
+        loads.append({"rate": rate, "cv": cv, "curve": curve} | _savings(curve, _curve(here, PAID_TIME)))
+    told: Row = {"curve": _curve(mine, PAID), "loads": loads}
+    for name in SAVINGS:
+        keys = dict.fromkeys(key for load in loads for key in load[name])
+        told[name] = {key: _median([load[name].get(key) for load in loads]) for key in keys}
+    return told
+
+
+def _curve(rows: Sequence[Row], cost: str) -> dict[str, list[tuple[float, float]]]:
+    """By policy and rule: at each point of the sweep the geometric mean of the P99s, and the mean of the cost."""
+    by_point: dict[tuple[str, float, float | None], list[Row]] = {}
+    for row in rows:
+        key = (f"{row['policy']}, {row['figure']}", row["threshold"], row["calm_s"])
+        by_point.setdefault(key, []).append(row)
+    curve: dict[str, list[tuple[float, float]]] = {}
+    for (name, *_), here in by_point.items():
+        p99_s = geometric_mean(row["prefill_p99_s"] for row in here)
+        curve.setdefault(name, []).append((p99_s, fmean(row[cost] for row in here)))
+    return curve
+
+
+def _savings(curve: Mapping[str, Points], times: Mapping[str, Points]) -> Row:
+    told: Row = {name: {} for name in SAVINGS}
+    for key, points in curve.items():
+        policy, figure = key.split(", ")
+        if policy == BASELINE:
+            continue
+        theirs = curve.get(f"{BASELINE}, {figure}", [])
+        told["saving_at_equal_p99"][key] = saving_at_equal_p99(points, theirs)
+        told["saving_at_no_greater_p99"][key] = saving_at_no_greater_p99(points, theirs)
+        published = curve.get(f"{BASELINE}, {PUBLISHED}", [])
+        told["saving_at_equal_p99_against_published"][key] = saving_at_equal_p99(points, published)
+        theirs = times.get(f"{BASELINE}, {figure}", [])
+        told["saving_of_instance_time_at_equal_p99"][key] = saving_at_equal_p99(times[key], theirs)
+    return told
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def frontier(points: Points) -> list[tuple[float, float]]:
+    """Those of (P99 prefill, instances) than which no other is as good in both, by P99 ascending: what a policy can do,
+    without the thresholds that serve it badly."""
+    best: list[tuple[float, float]] = []
+    for p99_s, instances in sorted(points):
+        if not best or instances < best[-1][1]:
+            best.append((p99_s, instances))
+    return best
+
+
+def instances_at(points: Points, p99_s: float) -> float | None:
+    """On the frontier at that P99; between its points along the logarithm of the P99. None: beyond its ends."""
+    best = frontier(points)
+    for (low_s, more), (high_s, fewer) in pairwise(best):
+        if low_s <= p99_s <= high_s:
+            return more + (fewer - more) * log(p99_s / low_s) / log(high_s / low_s)
+    return None
+
+
 def saving_at_equal_p99(ours: Points, theirs: Points) -> float | None:
-    """The median over those points of `theirs` (P99 prefill, instances) whose P99 lies within that of `ours`, which is
-    interpolated between its points. None: there are none."""
-    ordered = sorted(ours)
+    """The median over those of `TARGETS_S` that lie on both frontiers. None: there are none."""
     savings = []
-    for p99_s, instances in theirs:
-        for (low_s, first), (high_s, second) in pairwise(ordered):
-            if low_s <= p99_s <= high_s and high_s > low_s:
-                needed = first + (second - first) * (p99_s - low_s) / (high_s - low_s)
-                savings.append(1 - needed / instances)
-                break
+    for target_s in TARGETS_S:
+        needed, paid = instances_at(ours, target_s), instances_at(theirs, target_s)
+        if needed is not None and paid is not None:
+            savings.append(1 - needed / paid)
     return median(savings) if savings else None
 
 
 def saving_at_no_greater_p99(ours: Points, theirs: Points) -> float | None:
-    """The median over those points of `theirs` to which `ours` has one with no greater P99, of which it is the one with
-    the fewest instances. Also where the two have no P99 in common. None: there are none."""
+    """The median over the points of the frontier of `theirs` to which `ours` has one with no greater P99, of which it
+    is the one with the fewest instances. Also where the two have no P99 in common. None: there are none."""
     savings = []
-    for p99_s, instances in theirs:
+    for p99_s, instances in frontier(theirs):
         enough = [ours_instances for ours_s, ours_instances in ours if ours_s <= p99_s]
         if enough:
             savings.append(1 - min(enough) / instances)
@@ -125,31 +236,35 @@ def saving_at_no_greater_p99(ours: Points, theirs: Points) -> float | None:
 
 
 def _task(case: Case, cluster: Cluster, requests: int) -> Task:
-    name = f"{case.rate:g}/s CV {case.cv:g} {case.figure} {case.threshold:g} seed {case.seed} {case.policy}"
-    return Task(f"{name}, cold start {case.cold_start_s:g} s", asdict(case), partial(_run, case, cluster, requests))
+    point = f"{case.figure} {case.threshold:g}" + ("" if case.calm_s is None else f" calm {case.calm_s:g} s")
+    name = f"{case.rate:g}/s CV {case.cv:g} {point} seed {case.seed} {case.policy}, cold start {case.cold_start_s:g} s"
+    return Task(name, asdict(case), partial(_run, case, cluster, requests))
 
 
 def _run(case: Case, cluster: Cluster, requests: int) -> Result:
     limits = ScalingSettings(enabled=True, figure=case.figure, instances_min=1, instances_max=INSTANCES_MAX)
-    rule = {"load": case.threshold}
+    rule: dict[str, float | None] = {"load": case.threshold, "calm_s": case.calm_s}
     if case.figure != "load":
         rule = {"low": case.threshold, "high": case.threshold + WIDTH}
     scaling = limits.model_copy(update=rule)
     engine = cluster.engine.model_copy(update={"cold_start_ns": round(case.cold_start_s * 1e9)})
     scheduling = PolicySettings.model_validate(cluster.scheduling.model_dump() | {"scaling": scaling.model_dump()})
     elastic = cluster.model_copy(update={"engine": engine, "scheduling": scheduling, "instances": INSTANCES})
-    workload = Workload(trace=TRACE, requests=requests, rate=case.rate, seed=case.seed, cv=case.cv)
+    workload = _workload(case.rate, case.cv, case.seed, requests)
     result = run_serving(elastic.options(case.policy, case.seed), workload.arrivals(cluster.tokens_max))
+    measures = result.measures()
     row = {
         "trace": TRACE,
         "rate": case.rate,
         "cv": case.cv,
         "figure": case.figure,
         "threshold": case.threshold,
+        "calm_s": case.calm_s,
         "cold_start_s": case.cold_start_s,
         "seed": case.seed,
         "policy": case.policy,
         "instances_paid_mean": result.instances_paid_mean,
-        **figures(result.measures()),
+        "instance_s_per_request": result.instances_paid_mean * measures.virtual_s / len(result.outcomes),
+        **figures(measures),
     }
     return row, samples(result)

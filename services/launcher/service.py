@@ -100,6 +100,7 @@ class LauncherService:
         self._failures_in_a_row = 0
         self._not_before_s = 0.0
         self._last_failure = ""
+        self._start_s = 0.0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._periodic = Periodic(options.report_interval_s, self._publish)
         self.launches = 0
@@ -141,6 +142,7 @@ class LauncherService:
             failures=self.failures,
             backoff_s=max(0.0, self._not_before_s - now_s),
             last_failure=self._last_failure[:REASON_CHARS_MAX],
+            start_s=self._start_s,
         )
 
     # ---- what schedulers ask
@@ -277,6 +279,8 @@ class LauncherService:
             elif known is None:
                 self._known[name] = _Known(state, now_s)
             elif known.state is not state:
+                if known.state is LaunchState.STARTING and state is LaunchState.READY:
+                    self._start_s = now_s - known.since_s
                 known.state, known.since_s = state, now_s
 
     def _state_of(self, name: str) -> ChildState | None:

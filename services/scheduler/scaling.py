@@ -53,6 +53,11 @@ def instances_to_come(
     return tuple(sorted(min(when_s, now_s) for when_s in begun)), frozenset(released)
 
 
+def start_takes_s(launchers: Sequence[HeardLauncher]) -> float | None:
+    """How long the last start took, of the launcher where it took longest; None: none was seen."""
+    return max((heard.report.start_s for heard in launchers if heard.report.start_s > 0), default=None)
+
+
 def launcher_for(launchers: Sequence[HeardLauncher]) -> tuple[LauncherReport | None, str]:
     """Who has the most room for one more, and if nobody has, why."""
     if not launchers:
@@ -127,7 +132,9 @@ class Scaler:
         # What is being released takes no more and counts no more, also before its own report says that it drains.
         counted = [item for item in instances if item.owner.instance_id not in released]
         serving = sum(not item.is_draining for item in counted)
-        before = replace(self._states.get(model, ScalingState()), starting=begun, known=serving)
+        before = replace(
+            self._states.get(model, ScalingState()), starting=begun, known=serving, start_s=start_takes_s(launchers)
+        )
         decision, self._states[model] = scale(counted, before, settings, now_s, self._held(model))
         decision, launcher = self._possible(decision, launchers)
         self._decisions.look(DecisionSubject.SCALING, decision, now_s, model)

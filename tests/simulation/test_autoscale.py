@@ -6,6 +6,8 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import pytest
+
 from meshift.backends.sim.parameters import SimParameters
 from meshift.schemas.steering import DecisionsRequest, DecisionSubject
 from meshift.services.bus.memory import MemoryBus
@@ -116,6 +118,17 @@ def test_it_grows_under_load_and_comes_down_at_zero_traffic() -> None:
         assert any(item.subject is DecisionSubject.SCALING for item in decided.current)
 
     play(scenario)
+
+
+def test_launchers_say_what_a_start_takes_and_spare_ones_go_after_twice_that() -> None:
+    async def scenario(scaled: Scaled) -> None:
+        assert await scaled.watched(scaled.load(8)) == [400] * 8
+        assert scaled.service.report().start_s == pytest.approx(5.0, abs=0.5)
+        await asyncio.sleep(14.0)
+        assert len(scaled.mesh.workers) == 1
+        assert scaled.scheduler.counters.scalings == {"start": 2, "drain": 2}
+
+    play(scenario, scaling={"calm_s": None})
 
 
 def test_a_cold_start_launches_what_is_wanted_and_no_more() -> None:

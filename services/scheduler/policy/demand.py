@@ -40,6 +40,40 @@ class Peaks:
 
 NO_PEAKS = Peaks()
 
+TREND_SAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The demand of the last while, in a few samples."""
+
+    samples: tuple[tuple[float, int], ...] = ()
+    """When, and tokens; the oldest first."""
+
+    def after(self, demand: int, now_s: float, over_s: float) -> "Trend":
+        """With this one. Of those as old as `over_s` only the newest is kept, which says what there was then."""
+        samples = self.samples
+        if not samples or now_s - samples[-1][0] >= over_s / TREND_SAMPLES:
+            samples = (*samples, (now_s, demand))
+        old = sum(now_s - when_s >= over_s for when_s, _ in samples)
+        return Trend(samples[max(0, old - 1) :])
+
+    def growth(self, demand: int, now_s: float, over_s: float) -> int:
+        """By how many tokens it will have grown in `over_s`, if it goes on as in the slower half of the `over_s` before
+        now: one burst is no trend. 0 while less than half of that time was seen; what shrinks may be a lull."""
+        if not self.samples:
+            return 0
+        begin_s, begin = self.samples[0]
+        passed_s = now_s - begin_s
+        middle_s, middle = max(sample for sample in self.samples if sample[0] <= begin_s + passed_s / 2)
+        if passed_s < over_s / 2 or middle_s == begin_s:
+            return 0
+        rate = min((middle - begin) / (middle_s - begin_s), (demand - middle) / (now_s - middle_s))
+        return max(0, round(rate * over_s))
+
+
+NO_TREND = Trend()
+
 
 def demand_of(instances: Sequence[InstanceObservation], held: HeldDemand) -> int:
     """Tokens that requests hold, were promised, or wait for, at instances and at the scheduler. What an engine that

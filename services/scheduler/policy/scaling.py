@@ -8,9 +8,11 @@ from enum import StrEnum
 from meshift.schemas.identity import Owner
 from meshift.services.scheduler.policy.demand import (
     NO_PEAKS,
+    NO_TREND,
     NOTHING_HELD,
     HeldDemand,
     Peaks,
+    Trend,
     demand_of,
     wanted_instances,
 )
@@ -40,6 +42,9 @@ class ScalingState:
     peaks: Peaks = NO_PEAKS
     peaks_since_s: float | None = None
     """Since when peaks are looked for."""
+    start_s: float | None = None
+    """How long the last start took; None: none was seen."""
+    trend: Trend = NO_TREND
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class ScalingDecision:
     """How many to start."""
     demand: int = 0
     """Tokens that requests hold or wait for."""
+    growth: int = 0
+    """Tokens more, when an instance that is started now will have come."""
 
     def explain(self) -> Explanation:
         """The figure, the counts, and who else could have been drained."""
@@ -70,6 +77,7 @@ class ScalingDecision:
         inputs = {
             "freeness": self.freeness,
             "demand": self.demand,
+            "growth": self.growth,
             "live": self.live,
             "starting": self.starting,
             "dry_run": self.dry_run,
@@ -123,10 +131,14 @@ def scale(
     freeness = cluster_freeness(serving, settings.figure, len(state.starting), capacity)
     demand = demand_of(instances, held)
     short = settings.shortage and bool(serving) and is_short(serving, held)
+    growth = 0
     if settings.figure == "load":
-        wanted = wanted_instances(demand, serving, settings)
+        takes_s = settings.start_after(state.start_s)
+        state = replace(state, trend=state.trend.after(demand, now_s, takes_s))
+        growth = round(settings.foresight * state.trend.growth(demand, now_s, takes_s))
+        wanted = wanted_instances(demand + growth, serving, settings)
         state = _after_demand(state, wanted, len(serving), short, settings, now_s)
-        action, count, why = _decide_by_load(state, wanted, demand, len(serving), settings, now_s)
+        action, count, why = _decide_by_load(state, wanted, (demand, growth), len(serving), settings, now_s)
     else:
         state = _after_figure(state, freeness, short, settings, now_s)
         action, why = _decide(state, freeness, len(serving), settings, now_s)
@@ -135,7 +147,17 @@ def scale(
     drainable = tuple((item.owner, item.report.running) for item in serving) if owner is not None else ()
     dry_run, begun = settings.dry_run, len(state.starting)
     decision = ScalingDecision(
-        action, owner, freeness, why, dry_run, len(serving), begun, drainable, count=count, demand=demand
+        action,
+        owner,
+        freeness,
+        why,
+        dry_run,
+        len(serving),
+        begun,
+        drainable,
+        count=count,
+        demand=demand,
+        growth=growth,
     )
     return decision, _after_decision(state, decision, now_s)
 
@@ -168,7 +190,9 @@ def _after_decision(state: ScalingState, decision: ScalingDecision, now_s: float
 def _after_starts(state: ScalingState, serving: int, settings: ScalingSettings, now_s: float) -> ScalingState:
     arrived = max(0, serving - state.known)
     starting = [begun for begun in state.starting[arrived:] if now_s - begun < settings.start_timeout_s]
-    return replace(state, starting=tuple(starting), known=serving)
+    came = state.starting[:arrived]
+    start_s = now_s - came[0] if came else state.start_s
+    return replace(state, starting=tuple(starting), known=serving, start_s=start_s)
 
 
 def _after_demand(
@@ -178,7 +202,7 @@ def _after_demand(
     return replace(
         state,
         low_since_s=_since(state.low_since_s, missing, now_s),
-        peaks=state.peaks.after(wanted, now_s, settings.calm_s),
+        peaks=state.peaks.after(wanted, now_s, settings.calm_after(state.start_s)),
         peaks_since_s=now_s if state.peaks_since_s is None else state.peaks_since_s,
         short_since_s=_since(state.short_since_s, short, now_s),
     )
@@ -206,10 +230,18 @@ def _lasts(since_s: float | None, settings: ScalingSettings, now_s: float) -> bo
 
 
 def _decide_by_load(
-    state: ScalingState, wanted: int, demand: int, serving: int, settings: ScalingSettings, now_s: float
+    state: ScalingState,
+    wanted: int,
+    tokens: tuple[int, int],
+    serving: int,
+    settings: ScalingSettings,
+    now_s: float,
 ) -> tuple[ScalingAction, int, str]:
+    """`tokens`: held or waited for now, and more of them soon."""
     total = serving + len(state.starting)
-    figure = f"{demand} tokens held or waited for, {serving} instances and {total - serving} starting"
+    demand, growth = tokens
+    soon = f" and {growth} more soon" if growth else ""
+    figure = f"{demand} tokens held or waited for{soon}, {serving} instances and {total - serving} starting"
     if total < settings.instances_min:
         return ScalingAction.START, settings.instances_min - total, f"fewer than {settings.instances_min}: {figure}"
     # Requests hold memory for seconds: what is wanted for a moment is wanted. A dry run doesn't say it at each look.
@@ -217,9 +249,10 @@ def _decide_by_load(
         return ScalingAction.START, wanted - total, f"{wanted} are wanted: {figure}"
     if total == serving < settings.instances_max and _lasts(state.short_since_s, settings, now_s):
         return ScalingAction.START, 1, f"prompts wait that have room nowhere: {figure}"
-    calm = state.peaks_since_s is not None and now_s - state.peaks_since_s >= settings.calm_s
+    calm_s = settings.calm_after(state.start_s)
+    calm = state.peaks_since_s is not None and now_s - state.peaks_since_s >= calm_s
     if calm and state.peaks.most < serving == total and state.short_since_s is None:
-        return ScalingAction.DRAIN, 1, f"{state.peaks.most} were wanted at most for {settings.calm_s:g} s: {figure}"
+        return ScalingAction.DRAIN, 1, f"{state.peaks.most} were wanted at most for {calm_s:g} s: {figure}"
     return ScalingAction.NOTHING, 1, f"{wanted} are wanted: {figure}"
 
 

@@ -24,6 +24,10 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 OUT_BELOW, IN_ABOVE = 3.0, 30.0
 OUT_BELOW_MESHIFT, IN_ABOVE_MESHIFT = 10.0, 200.0
 
+CALM_STARTS, START_UNKNOWN_S = 2.0, 30.0
+"""So many times what a start takes an instance must not have been wanted to be spare; and what a start is taken to take
+before one was seen."""
+
 ScalingFigure = Literal["load", "ratio", "mean"]
 """What decides. `load` (ours): the share of the cluster's memory that requests hold or wait for. The others are held in
 the range [`low`, `high`]: `sum(M - V) / sum(B)`, the decode steps that the cluster can take, or the paper's mean of
@@ -98,7 +102,17 @@ class ScalingSettings(_Settings):
         "load", description="what decides: memory's load, or decode steps in reserve (`ratio`, or the paper's `mean`)"
     )
     load: float = Field(0.6, gt=0, le=10, description="`load`: share of the memory that is to be held or waited for")
-    calm_s: float = Field(60.0, ge=0, description="`load`: time in which one wasn't wanted, after which it is spare")
+    calm_s: float | None = Field(
+        None,
+        ge=0,
+        description="`load`: how long one isn't wanted before it is spare (default: twice what a start takes)",
+    )
+    foresight: float = Field(
+        1.0,
+        ge=0,
+        le=10,
+        description="`load`: how much of the growth of the load, in the time of a start, is reckoned with",
+    )
     low: float = Field(10.0, description="`ratio`, `mean`: freeness below which one is started")
     high: float = Field(60.0, description="likewise: freeness above which one is drained")
     sustain_s: float = Field(
@@ -118,6 +132,18 @@ class ScalingSettings(_Settings):
         if self.instances_min > self.instances_max:
             raise ValueError(f"instances_min {self.instances_min} is more than instances_max {self.instances_max}")
         return self
+
+    def calm_after(self, start_s: float | None) -> float:
+        """How long one must not have been wanted to be spare, where starts take so long; None: none was seen yet. What
+        can be back at once can go at once."""
+        if self.calm_s is not None:
+            return self.calm_s
+        return CALM_STARTS * self.start_after(start_s)
+
+    @staticmethod
+    def start_after(start_s: float | None) -> float:
+        """How long a start takes, as the last one did; None: none was seen yet."""
+        return START_UNKNOWN_S if start_s is None else start_s
 
 
 def _version(value: int) -> int:

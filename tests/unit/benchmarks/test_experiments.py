@@ -2,9 +2,13 @@
 
 import json
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
+from math import log10
 from pathlib import Path
 from random import Random
+from statistics import median
+from typing import Any
 
 import pytest
 
@@ -20,6 +24,7 @@ from meshift.benchmarks.experiments import (
     scalability,
     serving,
 )
+from meshift.benchmarks.experiments.oracle import oracle
 from meshift.benchmarks.experiments.runs import Row, Runs, paired
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.services.cli.errors import CommandError
@@ -180,10 +185,14 @@ def test_a_small_run_that_scales(tmp_path: Path) -> None:
     rows = told["rows"]
     assert [(line["figure"], line["threshold"]) for line in rows] == [
         ("ratio", 10.0),
-        ("load", 0.5),
+        ("ratio", 300.0),
         ("load", 0.7),
         ("load", 0.9),
+        ("load", 1.1),
     ]
+    (bound,) = told["oracle"]
+    assert bound["instances_paid_mean"] >= 1
+    assert bound["instance_s_per_request"] <= min(line["instance_s_per_request"] for line in rows)
     (cold,) = told["cold_starts"]
     assert cold["cold_start_s"] == 30.0
     assert len(cold["curve"]["meshift, load"]) == 3
@@ -196,7 +205,9 @@ def test_an_experiment_without_its_rates_is_one_line(known: Path) -> None:
 
 
 def test_the_full_matrices() -> None:
-    assert len(autoscale.cases(ExperimentSettings(seeds=1))) == 6 * 3 * (4 + 5) * 3
+    assert len(autoscale.cases(ExperimentSettings(seeds=1))) == 6 * (3 * (4 + 4) + 2 * 3) * 3, (
+        "at 30 s the calm is 60 s"
+    )
     assert (
         fragmentation.summarise(
             [row("a", 1, "x", 1.0) | {"fragmented_share": 0.1, "preemption_loss_s_mean": 0.0, "moves_per_request": 0.0}]
@@ -233,11 +244,35 @@ def test_runs_that_are_known_are_not_run_again(tmp_path: Path) -> None:
     assert other.known == {}
 
 
+def test_a_frontier_leaves_out_what_another_threshold_undercuts_in_both() -> None:
+    assert autoscale.frontier([(9.0, 8.0), (2.0, 10.0), (5.0, 11.0), (9.0, 9.0)]) == [(2.0, 10.0), (9.0, 8.0)]
+    assert autoscale.frontier([]) == []
+
+
+def test_between_points_instances_follow_the_logarithm_of_the_tail() -> None:
+    points = [(1.0, 12.0), (100.0, 8.0), (20.0, 30.0)]
+    assert autoscale.instances_at(points, 10.0) == pytest.approx(10.0)
+    assert [autoscale.instances_at(points, at) for at in (1.0, 100.0)] == pytest.approx([12.0, 8.0])
+    assert [autoscale.instances_at(points, at) for at in (0.9, 101.0)] == [None, None]
+    assert autoscale.instances_at(points[:1], 1.0) is None
+
+
 def test_savings_are_read_where_both_have_the_same_tail() -> None:
-    theirs = [(2.0, 10.0), (8.0, 8.0), (100.0, 4.0)]
-    assert autoscale.saving_at_equal_p99([(1.0, 9.0), (9.0, 1.0)], theirs) == pytest.approx(0.475)
-    assert autoscale.saving_at_equal_p99([(200.0, 1.0), (300.0, 1.0)], theirs) is None
+    theirs = [(1.0, 20.0), (100.0, 10.0)]
+    ours = [(1.0, 10.0), (10.0, 5.0)]
+    at_targets = [1 - (10 - 5 * log10(at)) / (20 - 5 * log10(at)) for at in autoscale.TARGETS_S if at <= 10.0]
+    assert autoscale.saving_at_equal_p99(ours, theirs) == pytest.approx(median(at_targets))
+    assert autoscale.saving_at_equal_p99(theirs, theirs) == 0.0
+    assert autoscale.saving_at_equal_p99([(200.0, 2.0), (300.0, 1.0)], theirs) is None
     assert autoscale.saving_at_equal_p99([], theirs) is None
+
+
+def test_both_are_read_alike() -> None:
+    ours, theirs = [(1.5, 11.0), (4.0, 10.0), (30.0, 9.0)], [(1.8, 14.0), (3.0, 15.0), (80.0, 10.0)]
+    saved, paid = autoscale.saving_at_equal_p99(ours, theirs), autoscale.saving_at_equal_p99(theirs, ours)
+    assert saved is not None
+    assert paid is not None
+    assert saved > 0 > paid
 
 
 def test_savings_are_also_read_where_ours_has_the_shorter_tail_throughout() -> None:
@@ -248,21 +283,84 @@ def test_savings_are_also_read_where_ours_has_the_shorter_tail_throughout() -> N
     assert autoscale.saving_at_no_greater_p99([(60.0, 1.0)], [(50.0, 10.0)]) is None
 
 
-def test_savings_are_those_against_the_same_rule_of_scaling() -> None:
+def _rows(points: Sequence[tuple[str, str, float, float]], rate: float = 2.0, seed: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"policy": policy, "figure": figure, "threshold": float(number), "calm_s": None, "cold_start_s": 30.0}
+        | {"rate": rate, "cv": 1.0, "seed": seed, "prefill_p99_s": p99_s, "instances_paid_mean": paid}
+        | {"instance_s_per_request": 5 * paid if policy == "meshift" else 8 * paid}
+        for number, (policy, figure, p99_s, paid) in enumerate(points)
+    ]
+
+
+def test_savings_are_those_against_the_same_rule_of_scaling_and_against_the_published_one() -> None:
     points = [
-        ("meshift", "load", 8.0),
-        ("infaas++", "load", 10.0),
-        ("meshift", "ratio", 3.0),
-        ("infaas++", "ratio", 4.0),
+        (policy, figure, p99_s, paid)
+        for policy, figure, paid in (
+            ("meshift", "load", 8.0),
+            ("infaas++", "load", 10.0),
+            ("meshift", "ratio", 9.0),
+            ("infaas++", "ratio", 16.0),
+        )
+        for p99_s, paid in ((1.0, paid), (100.0, paid / 2))
     ]
-    rows = [
-        {"policy": policy, "figure": figure, "threshold": 1.0, "cold_start_s": 30.0}
-        | {"prefill_p99_s": 5.0, "instances_paid_mean": paid}
-        for policy, figure, paid in points
-    ]
+    told = autoscale.curves(_rows(points), 30.0)
+    assert told["saving_at_equal_p99"] == pytest.approx({"meshift, load": 0.2, "meshift, ratio": 0.4375})
+    assert told["saving_at_equal_p99_against_published"] == pytest.approx(
+        {"meshift, load": 0.5, "meshift, ratio": 0.4375}
+    )
+    assert told["saving_at_no_greater_p99"] == pytest.approx({"meshift, load": 0.2, "meshift, ratio": 0.4375})
+    assert told["saving_of_instance_time_at_equal_p99"]["meshift, load"] == pytest.approx(0.5), "1 - 5 * 8 / (8 * 10)"
+    assert told["curve"]["infaas++, load"] == [pytest.approx((1.0, 10.0)), pytest.approx((100.0, 5.0))]
+
+
+def test_a_saving_is_read_at_each_load_and_then_in_the_median() -> None:
+    rows = []
+    for rate, paid in ((1.0, 9.0), (2.0, 8.0), (3.0, 4.0)):
+        points = [("infaas++", "load", 1.0, 10.0), ("infaas++", "load", 100.0, 5.0)]
+        points += [("meshift", "load", 1.0, paid), ("meshift", "load", 100.0, paid / 2)]
+        rows += _rows(points, rate)
     told = autoscale.curves(rows, 30.0)
-    assert told["saving_at_no_greater_p99"] == {"meshift, load": pytest.approx(0.2), "meshift, ratio": 0.25}
-    assert told["curve"]["infaas++, load"] == [(5.0, 10.0)]
+    each = [load["saving_at_equal_p99"]["meshift, load"] for load in told["loads"]]
+    assert each == pytest.approx([0.1, 0.2, 0.6])
+    assert told["saving_at_equal_p99"]["meshift, load"] == pytest.approx(0.2)
+
+
+def test_of_several_seeds_a_point_is_the_geometric_mean_of_the_tails_and_the_mean_of_the_instances() -> None:
+    rows = _rows([("meshift", "load", 1.0, 10.0)]) + _rows([("meshift", "load", 100.0, 12.0)], seed=1)
+    assert autoscale.curves(rows, 30.0)["curve"] == {"meshift, load": [(pytest.approx(10.0), 11.0)]}
+
+
+ENGINE = SimParameters(capacity=1_600, decode_step_ns=10_000_000, decode_request_ns=0, decode_token_ns=0)
+NO_PREFILL = ENGINE.model_copy(update={"prefill_batch_ns": 1, "prefill_token_ns": 0, "prefill_token_squared_ns": 0})
+
+
+def _arrivals(count: int, inputs: int, outputs: int, gap_s: float = 0.0) -> list[Arrival]:
+    return [Arrival(f"r{number}", number * gap_s, inputs, outputs) for number in range(count)]
+
+
+def test_an_oracle_has_as_many_instances_as_hold_all_tokens() -> None:
+    run = oracle(_arrivals(4, 999, 91), NO_PREFILL, 16)
+    assert run.virtual_s == 1.0, "90 steps of 10 ms, in whole ticks"
+    # 4 * 1,000 tokens and 25 steps more of each at every tick: 4,000 to 4,300, that is 3 times 1,600.
+    assert (run.instances_mean, run.instance_s) == (3.0, 3.0)
+
+
+def test_an_oracle_with_too_few_instances_shares_out_their_steps() -> None:
+    free, bound = (oracle(_arrivals(8, 799, 91), NO_PREFILL, most) for most in (16, 2))
+    assert free.virtual_s == 1.0
+    assert bound.virtual_s == 2.0, "half as fast at first, and slower as the tokens become more"
+    assert bound.instances_mean == 2.0
+
+
+def test_prefills_take_their_time_from_an_oracle_s_steps() -> None:
+    slow = NO_PREFILL.model_copy(update={"prefill_batch_ns": 500_000_000})
+    # Half of four ticks, and then two whole ones: 4 * 12.5 + 2 * 25 steps.
+    assert oracle(_arrivals(1, 99, 91), slow, 16).virtual_s == 1.5
+
+
+def test_an_oracle_that_has_nothing_to_do_has_one_instance_and_ends() -> None:
+    assert oracle(_arrivals(2, 10, 1, gap_s=10.0), NO_PREFILL, 16).instances_mean == 1.0
+    assert oracle([], NO_PREFILL, 16).instance_s == 0.0
 
 
 def test_everything_at_once(tmp_path: Path) -> None:

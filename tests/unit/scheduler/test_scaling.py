@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshift.schemas.identity import Owner
-from meshift.services.scheduler.policy.demand import HeldDemand, Peaks
+from meshift.services.scheduler.policy.demand import TREND_SAMPLES, HeldDemand, Peaks, Trend
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.scaling import (
     ScalingAction,
@@ -177,7 +177,7 @@ def test_one_whose_requests_have_no_room_elsewhere_is_kept() -> None:
     assert published.actions(full, range(12)) == [(10, "drain")]
 
 
-LOAD = ScalingSettings(enabled=True, load=0.5, calm_s=20.0, instances_max=6)
+LOAD = ScalingSettings(enabled=True, load=0.5, calm_s=20.0, foresight=0.0, instances_max=6)
 """An instance of 1,000 tokens for each 500."""
 
 
@@ -214,6 +214,120 @@ def test_what_a_peak_wanted_is_kept_for_a_while() -> None:
     full = [instance("a", used=700, running=1), instance("b", used=700, running=2), instance("c")]
     assert scaler.actions(full, range(20, 21)) == []
     assert scaler.actions(calm, range(21, 43)) == [(41, "drain"), (42, "drain")], "20 s after the peak"
+
+
+MEASURED = LOAD.model_copy(update={"calm_s": None})
+"""Twice as long as a start takes."""
+
+
+def started(scaler: Scaler, took_s: int) -> list[InstanceObservation]:
+    """The second instance, which came at that time, and is wanted then."""
+    assert scaler.actions([instance("a", used=900, running=3)], range(took_s)) == [(0, "start")]
+    both = [instance("a", used=400, running=3), instance("b", used=400, running=3)]
+    assert scaler.actions(both, range(took_s, took_s + 1)) == []
+    return [instance("a", used=100, running=3), instance("b")]
+
+
+def test_one_is_spare_when_it_was_not_wanted_for_twice_as_long_as_a_start_took() -> None:
+    scaler = Scaler(MEASURED)
+    spare = started(scaler, 12)
+    assert scaler.state.start_s == 12.0
+    assert scaler.actions(spare, range(13, 38)) == [(37, "drain")], "12 s, when it was wanted, and more than 24 s"
+
+
+def test_what_can_be_back_at_once_can_go_at_once() -> None:
+    scaler = Scaler(MEASURED)
+    scaler.state = ScalingState(start_s=0.0, known=2)
+    assert scaler.actions([instance("a", used=100, running=3), instance("b")], range(1)) == [(0, "drain")]
+
+
+def test_before_a_start_was_seen_a_minute_without_need_is_calm() -> None:
+    scaler = Scaler(MEASURED)
+    assert scaler.actions([instance("a", used=100, running=3), instance("b")], range(61)) == [(60, "drain")]
+
+
+def test_a_calm_that_is_set_holds_whatever_starts_take() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"calm_s": 5.0}))
+    spare = started(scaler, 12)
+    assert scaler.actions(spare, range(13, 19)) == [(18, "drain")]
+
+
+def test_what_will_be_wanted_when_a_start_is_done_is_wanted() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"foresight": 1.0}))
+    growing = [[instance("a", used=10 * now, running=1), instance("b")] for now in range(60)]
+    looks = [scaler.look(loads, float(now)) for now, loads in enumerate(growing)]
+    starts = [(now, look.count, look.demand, look.growth) for now, look in enumerate(looks) if look.owner is None]
+    assert starts[14] == (14, 1, 140, 0), "less than half the 30 s that a start may take was seen"
+    assert starts[15] == (15, 1, 150, 300), "10 tokens a second"
+    asked = [(now, look.demand) for now, look in enumerate(looks) if look.action is ScalingAction.START]
+    assert asked == [], "590 and 300 tokens need two instances"
+    assert looks[59].explain().inputs["growth"] == 300
+
+
+def test_a_growth_that_goes_on_brings_instances_before_they_are_full() -> None:
+    def asked(foresight: float) -> list[tuple[int, str]]:
+        scaler = Scaler(LOAD.model_copy(update={"foresight": foresight}))
+        return [
+            (now, scaler.look([instance("a", used=10 * now, running=1)], float(now)).action.value) for now in range(60)
+        ]
+
+    begun = {share: [now for now, action in asked(share) if action == "start"] for share in (0.0, 0.5, 1.0)}
+    assert begun == {0.0: [51], 0.5: [36], 1.0: [21]}, "500 tokens are passed then, or will be in 15 or 30 s"
+
+
+def test_what_will_be_wanted_is_not_spare() -> None:
+    loads = [[instance("a", used=100 + 10 * now, running=1), instance("b")] for now in range(40)]
+    for foresight, drained in ((0.0, [20]), (1.0, [])):
+        scaler = Scaler(LOAD.model_copy(update={"foresight": foresight}))
+        looks = [scaler.look(item, float(now)).action for now, item in enumerate(loads)]
+        assert [now for now, action in enumerate(looks) if action is ScalingAction.DRAIN][:1] == drained
+
+
+def test_growth_is_that_of_the_time_looked_at() -> None:
+    trend = Trend()
+    for now in range(101):
+        trend = trend.after(5 * now if now < 50 else 250, float(now), 32.0)
+        assert len(trend.samples) <= TREND_SAMPLES + 2
+        if now == 40:
+            assert trend.growth(200, 40.0, 32.0) == 160
+    assert trend.growth(250, 100.0, 32.0) == 0
+    assert trend.growth(314, 100.0, 32.0) == 0, "nothing came in the first half"
+    assert trend.growth(10, 100.0, 32.0) == 0, "what shrinks may be a lull"
+    assert Trend().growth(9, 1.0, 0.0) == 0
+    halves = Trend(((0.0, 100), (10.0, 200), (20.0, 500)))
+    assert halves.growth(500, 20.0, 20.0) == 200, "10 a second in the first half, 30 in the second"
+    assert halves.growth(230, 20.0, 40.0) == 120, "10, and then 3"
+    assert halves.growth(230, 20.0, 41.0) == 0, "less than half of it was seen"
+
+
+def test_one_burst_is_no_trend() -> None:
+    scaler = Scaler(LOAD.model_copy(update={"foresight": 1.0}))
+    loads = [[instance("a", used=480 * (now >= 40), running=1)] for now in range(100)]
+    assert all(scaler.look(item, float(now)).growth == 0 for now, item in enumerate(loads))
+
+
+@given(st.integers(1, 50), st.floats(0.0, 200.0), st.integers(1, 3), st.integers(1, 300))
+def test_a_steady_growth_is_foreseen(slope: int, over_s: float, step_s: int, steps: int) -> None:
+    trend, now_s = Trend(), 0
+    for now_s in range(0, steps * step_s, step_s):
+        trend = trend.after(slope * now_s, float(now_s), over_s)
+    growth = trend.growth(slope * now_s, float(now_s), over_s)
+    assert growth == 0 or abs(growth - slope * over_s) < 1
+    assert growth or now_s <= over_s / 2 + step_s or over_s < 8 * step_s, "too few samples for two halves"
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50.0), st.integers(0, 3)), max_size=12), st.floats(1.0, 100.0))
+def test_of_starts_that_come_together_the_longest_counts_and_none_longer_than_any_was(
+    looks: list[tuple[float, int]], timeout_s: float
+) -> None:
+    scaler = Scaler(MEASURED.model_copy(update={"start_timeout_s": timeout_s, "instances_max": 16}))
+    now_s, serving = 0.0, 1
+    for passed_s, more in looks:
+        before = scaler.state
+        now_s, serving = now_s + passed_s, serving + more
+        scaler.look([instance(f"i{number:02}", used=900, running=3) for number in range(serving)], now_s)
+        came = before.starting[: max(0, serving - before.known)]
+        assert scaler.state.start_s == (now_s - min(came) if came else before.start_s)
 
 
 def test_the_spare_ones_are_drained_one_after_another_down_to_the_fewest() -> None:

@@ -70,7 +70,7 @@ DECISION = steering.Decision(
 )  # fmt: skip
 LAUNCHER = launching.LauncherReport(
     launcher_id="l", incarnation=1, sequence=2, model="m", instances_max=4, launches=3, failures=2, backoff_s=1.5,
-    last_failure="died",
+    last_failure="died", start_s=7.5,
     instances=(
         launching.LaunchedInstance(instance_id="worker-2", state=launching.LaunchState.STARTING, state_s=0.5),
     ),
