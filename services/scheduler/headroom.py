@@ -2,6 +2,7 @@
 long prompt. Of what reports say, so a new scheduler has it after a round."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import LoadReport
@@ -11,8 +12,20 @@ from meshift.services.scheduler.policy.headroom import HeadroomPlan, plan_headro
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.settings import PolicySettings
 
-STALLED_S = 0.09
-"""An engine that runs something and ended no step in this time is at a long prompt: a decode step takes less."""
+STALLED_S, STALLED_STEPS = 0.09, 1.25
+"""An engine that runs something and has ended no step in this time, nor in so many times what its last ones took, is at
+a long prompt."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Of one engine, as reports show them."""
+
+    count: int
+    since_s: float
+    """When that was first seen."""
+    step_s: float = 0.0
+    """How long each of the last ones took."""
 
 
 class Headrooms:
@@ -21,8 +34,7 @@ class Headrooms:
     def __init__(self, decisions: DecisionLog) -> None:
         self._decisions = decisions
         self._granted: dict[Owner, int] = {}
-        self._steps: dict[Owner, tuple[int, float]] = {}
-        """How many steps an engine had ended, and since when."""
+        self._steps: dict[Owner, _Steps] = {}
         self._stalled: set[Owner] = set()
         self._asking: set[Owner] = set()
         self.plans: dict[str, HeadroomPlan] = {}
@@ -38,11 +50,13 @@ class Headrooms:
 
     def on_report(self, report: LoadReport, now_s: float) -> None:
         """An instance reported."""
-        count, since_s = self._steps.get(report.owner, (-1, now_s))
-        if count != report.step_count or not report.running:
-            since_s = now_s
-        self._steps[report.owner] = (report.step_count, since_s)
-        _put(self._stalled, report.owner, now_s - since_s >= STALLED_S)
+        steps = self._steps.setdefault(report.owner, _Steps(report.step_count, now_s))
+        if report.step_count > steps.count and report.running:
+            steps.step_s = (now_s - steps.since_s) / (report.step_count - steps.count)
+        if report.step_count != steps.count or not report.running:
+            steps.count, steps.since_s = report.step_count, now_s
+        stalled_s = max(STALLED_S, STALLED_STEPS * steps.step_s)
+        _put(self._stalled, report.owner, now_s - steps.since_s >= stalled_s)
         _put(self._asking, report.owner, report.headroom > 0)
 
     def plan(

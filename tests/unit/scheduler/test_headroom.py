@@ -257,9 +257,12 @@ def test_an_engine_that_ends_no_step_is_at_a_long_prompt() -> None:
     assert not after(0.0, 7)
     assert not after(STALLED_S / 2, 7), "a step may take so long"
     assert after(STALLED_S, 7)
-    assert not after(0.2, 8)
-    assert not after(0.4, 8, running=0), "nothing runs"
-    assert not after(0.45, 8)
-    assert after(0.5, 8)
+    assert not after(0.2, 17), "20 ms a step"
+    assert not after(0.4, 17, running=0), "nothing runs"
+    assert not after(0.45, 17)
+    assert after(0.5, 17)
+    assert not after(0.6, 18), "its step took 200 ms"
+    assert not after(0.8, 18), "so may the next"
+    assert after(0.9, 18)
     headrooms.forget(owner)
     assert not headrooms.is_stalled(owner)
