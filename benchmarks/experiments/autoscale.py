@@ -50,6 +50,8 @@ BASELINE = "infaas++"
 PUBLISHED: ScalingFigure = "ratio"
 TARGETS_S = (2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 """P99s at which policies are compared (the paper's: 5 s)."""
+DECODE_TARGETS_MS = (75.0, 100.0, 125.0, 150.0, 175.0, 200.0, 250.0, 300.0, 400.0)
+"""P99s of the time a token, preemptions in it, which the time to the first token doesn't show."""
 PAID, PAID_TIME = "instances_paid_mean", "instance_s_per_request"
 """A run lasts until its last request ends: of two that pay for as much, the longer one has the lower mean."""
 SAVINGS = (
@@ -57,6 +59,7 @@ SAVINGS = (
     "saving_at_no_greater_p99",
     "saving_at_equal_p99_against_published",
     "saving_of_instance_time_at_equal_p99",
+    "saving_at_equal_decode_p99",
 )
 MEASURED = (
     "instances_paid_mean",
@@ -89,7 +92,7 @@ def cases(settings: ExperimentSettings) -> list[Case]:
     """All runs, seed by seed."""
     loads = ((2.5, 1.0),) if settings.quick else POISSON + BURSTS
     points = QUICK_POINTS if settings.quick else POINTS
-    colds = (30.0,) if settings.quick else COLD_STARTS_S
+    colds = settings.cold_starts_s or ((30.0,) if settings.quick else COLD_STARTS_S)
     count = 1 if settings.quick else settings.seeds
     return [
         Case(rate, cv, figure, threshold, calm_s, cold, seed, policy)
@@ -153,7 +156,8 @@ def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
     for rate, cv in dict.fromkeys((row["rate"], row["cv"]) for row in mine):
         here = [row for row in mine if (row["rate"], row["cv"]) == (rate, cv)]
         curve = _curve(here, PAID)
-        loads.append({"rate": rate, "cv": cv, "curve": curve} | _savings(curve, _curve(here, PAID_TIME)))
+        savings = _savings(curve, _curve(here, PAID_TIME), _curve(here, PAID, "decode_p99_ms"))
+        loads.append({"rate": rate, "cv": cv, "curve": curve} | savings)
     told: Row = {"curve": _curve(mine, PAID), "loads": loads}
     for name in SAVINGS:
         keys = dict.fromkeys(key for load in loads for key in load[name])
@@ -161,7 +165,7 @@ def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
     return told
 
 
-def _curve(rows: Sequence[Row], cost: str) -> dict[str, list[tuple[float, float]]]:
+def _curve(rows: Sequence[Row], cost: str, p99: str = "prefill_p99_s") -> dict[str, list[tuple[float, float]]]:
     """By policy and rule: at each point of the sweep the geometric mean of the P99s, and the mean of the cost."""
     by_point: dict[tuple[str, float, float | None], list[Row]] = {}
     for row in rows:
@@ -169,12 +173,12 @@ def _curve(rows: Sequence[Row], cost: str) -> dict[str, list[tuple[float, float]
         by_point.setdefault(key, []).append(row)
     curve: dict[str, list[tuple[float, float]]] = {}
     for (name, *_), here in by_point.items():
-        p99_s = geometric_mean(row["prefill_p99_s"] for row in here)
-        curve.setdefault(name, []).append((p99_s, fmean(row[cost] for row in here)))
+        mean = geometric_mean(row[p99] for row in here)
+        curve.setdefault(name, []).append((mean, fmean(row[cost] for row in here)))
     return curve
 
 
-def _savings(curve: Mapping[str, Points], times: Mapping[str, Points]) -> Row:
+def _savings(curve: Mapping[str, Points], times: Mapping[str, Points], decodes: Mapping[str, Points]) -> Row:
     told: Row = {name: {} for name in SAVINGS}
     for key, points in curve.items():
         policy, figure = key.split(", ")
@@ -187,6 +191,8 @@ def _savings(curve: Mapping[str, Points], times: Mapping[str, Points]) -> Row:
         told["saving_at_equal_p99_against_published"][key] = saving_at_equal_p99(points, published)
         theirs = times.get(f"{BASELINE}, {figure}", [])
         told["saving_of_instance_time_at_equal_p99"][key] = saving_at_equal_p99(times[key], theirs)
+        theirs = decodes.get(f"{BASELINE}, {figure}", [])
+        told["saving_at_equal_decode_p99"][key] = saving_at_equal_p99(decodes[key], theirs, DECODE_TARGETS_MS)
     return told
 
 
@@ -214,11 +220,11 @@ def instances_at(points: Points, p99_s: float) -> float | None:
     return None
 
 
-def saving_at_equal_p99(ours: Points, theirs: Points) -> float | None:
-    """The median over those of `TARGETS_S` that lie on both frontiers. None: there are none."""
+def saving_at_equal_p99(ours: Points, theirs: Points, targets: Sequence[float] = TARGETS_S) -> float | None:
+    """The median over those of `targets` that lie on both frontiers. None: there are none."""
     savings = []
-    for target_s in TARGETS_S:
-        needed, paid = instances_at(ours, target_s), instances_at(theirs, target_s)
+    for target in targets:
+        needed, paid = instances_at(ours, target), instances_at(theirs, target)
         if needed is not None and paid is not None:
             savings.append(1 - needed / paid)
     return median(savings) if savings else None

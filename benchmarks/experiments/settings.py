@@ -30,6 +30,9 @@ class ExperimentSettings(BenchmarkSettings):
     resume: bool = Field(
         False, description="go on with the file of --json: keep its rows, and do only those runs that it lacks"
     )
+    cold_starts_s: tuple[float, ...] = Field(
+        (), description="`autoscale`: how long an instance takes to start (default: those of the experiment)"
+    )
     over_nats: bool = Field(True, description="`scalability`: also over a real NATS server")
 
     @property

@@ -287,7 +287,7 @@ def _rows(points: Sequence[tuple[str, str, float, float]], rate: float = 2.0, se
     return [
         {"policy": policy, "figure": figure, "threshold": float(number), "calm_s": None, "cold_start_s": 30.0}
         | {"rate": rate, "cv": 1.0, "seed": seed, "prefill_p99_s": p99_s, "instances_paid_mean": paid}
-        | {"instance_s_per_request": 5 * paid if policy == "meshift" else 8 * paid}
+        | {"instance_s_per_request": 5 * paid if policy == "meshift" else 8 * paid, "decode_p99_ms": 50 * p99_s}
         for number, (policy, figure, p99_s, paid) in enumerate(points)
     ]
 
@@ -310,6 +310,7 @@ def test_savings_are_those_against_the_same_rule_of_scaling_and_against_the_publ
     )
     assert told["saving_at_no_greater_p99"] == pytest.approx({"meshift, load": 0.2, "meshift, ratio": 0.4375})
     assert told["saving_of_instance_time_at_equal_p99"]["meshift, load"] == pytest.approx(0.5), "1 - 5 * 8 / (8 * 10)"
+    assert told["saving_at_equal_decode_p99"] == pytest.approx({"meshift, load": 0.2, "meshift, ratio": 0.4375})
     assert told["curve"]["infaas++, load"] == [pytest.approx((1.0, 10.0)), pytest.approx((100.0, 5.0))]
 
 
