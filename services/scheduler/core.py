@@ -291,15 +291,22 @@ class SchedulerCore:
             return decision
 
     def _decide(self, request: DispatchRequest) -> DispatchDecision:
-        settings, may_wait, execution = self.settings, request.may_wait, request.priority.execution
+        settings, execution = self.settings, request.priority.execution
+        may_wait, waited_s = request.may_wait, request.waited_s
         if request.excluded:
             # Seldom: after a failure. Places and turns are then those of the others.
             candidates = [item for item in self._candidates(request.model) if item.owner not in request.excluded]
             seen = seen_by(execution, candidates) if settings.sees_classes else candidates
-            decision = choose_instance(seen, request.demand, self._turn, settings, may_wait=may_wait)
+            decision = choose_instance(seen, request.demand, self._turn, settings, may_wait=may_wait, waited_s=waited_s)
         else:
             decision = self._indexes.choose(
-                request.model, request.demand, self._turn, settings, may_wait=may_wait, execution=execution
+                request.model,
+                request.demand,
+                self._turn,
+                settings,
+                may_wait=may_wait,
+                execution=execution,
+                waited_s=waited_s,
             )
         if decision is None:
             raise self._nowhere(request.model)

@@ -44,6 +44,7 @@ class DispatchIndexes:
         *,
         may_wait: bool,
         execution: int = 0,
+        waited_s: float = 0.0,
     ) -> DispatchDecision | None:
         """As `choose_instance` of the model's candidates, seen by a request of that execution priority."""
         self._catch_up()
@@ -57,7 +58,7 @@ class DispatchIndexes:
             self._note_classes(candidates)
             level = self._level(execution) if settings.sees_classes else 0
             index = self._by_model[model, level] = DispatchIndex(seen_by(level, candidates), settings)
-        return index.choose(demand, turn, may_wait=may_wait)
+        return index.choose(demand, turn, may_wait=may_wait, waited_s=waited_s)
 
     def _level(self, execution: int) -> int:
         """A priority that sees the same headroom: of these there are no more than classes, however many clients ask

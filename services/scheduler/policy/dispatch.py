@@ -88,9 +88,10 @@ def choose_instance(
     settings: PolicySettings,
     *,
     may_wait: bool = True,
+    waited_s: float = 0.0,
 ) -> DispatchDecision | None:
-    """Where `demand` tokens go; None if there are no instances. `turn` counts the dispatches, for ties. Without
-    `may_wait` the decision always has an owner."""
+    """Where `demand` tokens go that have waited so long; None if there are no instances. `turn` counts the dispatches,
+    for ties. Without `may_wait` the decision always has an owner."""
     count = len(instances)
     if not count:
         return None
@@ -98,7 +99,9 @@ def choose_instance(
     ranks = [ranker(instance, demand, -((index - turn) % count), settings) for index, instance in enumerate(instances)]
     best = max(range(count), key=ranks.__getitem__)
     queues = sum(instance.waiting > 0 for instance in instances)
-    return decide_for(instances[best], ranks[best], demand, turn, settings, instances, queues, may_wait=may_wait)
+    return decide_for(
+        instances[best], ranks[best], demand, turn, settings, instances, queues, may_wait=may_wait, waited_s=waited_s
+    )
 
 
 def decide_for(
@@ -111,9 +114,11 @@ def decide_for(
     queues: int,
     *,
     may_wait: bool,
+    waited_s: float,
 ) -> DispatchDecision:
     """The decision for the one that ranks first among `instances`, at `queues` of which somebody waits."""
-    holds = may_wait and settings.policy == "meshift" and _waits_here(chosen, rank, queues, len(instances), settings)
+    places = len(instances) if waited_s >= settings.dispatch.patience_s else settings.dispatch.queues_of(len(instances))
+    holds = may_wait and settings.policy == "meshift" and _waits_here(chosen, rank, queues, places, settings)
     placed = fits(chosen, demand, settings.dispatch)
     return DispatchDecision(
         owner=None if holds else chosen.owner,
@@ -126,12 +131,13 @@ def decide_for(
     )
 
 
-def _waits_here(chosen: InstanceObservation, rank: Rank, queues: int, count: int, settings: PolicySettings) -> bool:
-    """Whether a prompt waits at the scheduler rather than at the best instance: enough others wait there, or enough
-    instances have queues. What waits for much room keeps all that comes after it waiting, however small: it may do so
-    at few instances, and the others stay open for what fits."""
+def _waits_here(chosen: InstanceObservation, rank: Rank, queues: int, places: int, settings: PolicySettings) -> bool:
+    """Whether a prompt waits at the scheduler rather than at the best instance: enough others wait there, or so many
+    instances as may have a queue have one. What waits for much room keeps all that comes after it waiting, however
+    small: it may do so at few instances, and the others stay open for what fits. But not for ever: where all are full,
+    what is large would be passed by all that is small."""
     if rank.tier == TIER_WAITS and settings.dispatch.hold:
-        return not chosen.waiting and queues >= settings.dispatch.queues_of(count)
+        return not chosen.waiting and queues >= places
     return rank.tier == TIER_FULL
 
 

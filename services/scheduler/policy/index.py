@@ -96,7 +96,9 @@ class DispatchIndex:
             for name, figure in self._figures(instance, self.settings).items():
                 self._orders[name].put(place, figure)
 
-    def choose(self, demand: int, turn: int, *, may_wait: bool = True) -> DispatchDecision | None:
+    def choose(
+        self, demand: int, turn: int, *, may_wait: bool = True, waited_s: float = 0.0
+    ) -> DispatchDecision | None:
         """As `choose_instance` of all its instances."""
         count = len(self)
         if not count:
@@ -104,8 +106,9 @@ class DispatchIndex:
         place = self._best(demand, turn % count)
         chosen = self._recording.now[place]
         rank = rank_instance(chosen, demand, (place - turn) % count, self.settings)
+        instances, queues = self._recording.snapshot(), self._queues
         return decide_for(
-            chosen, rank, demand, turn, self.settings, self._recording.snapshot(), self._queues, may_wait=may_wait
+            chosen, rank, demand, turn, self.settings, instances, queues, may_wait=may_wait, waited_s=waited_s
         )
 
     def _fill(self) -> None:

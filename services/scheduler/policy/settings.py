@@ -47,6 +47,9 @@ class DispatchSettings(_Settings):
     queues_share: float = Field(
         0.125, ge=0, le=1, description="share of the instances at which prompts may wait, at least one"
     )
+    patience_s: float = Field(
+        60.0, ge=0, description="wait after which a prompt may wait at any instance, whatever `queues_share` says"
+    )
     margin_steps: float = Field(
         20.0, ge=0, description="decode steps that an instance's batch must have room for beside the prompt"
     )

@@ -151,6 +151,23 @@ def test_few_instances_have_queues_and_the_others_stay_open_for_what_fits() -> N
     assert decision.owner == Owner("b", 1)
 
 
+def test_what_has_waited_long_may_wait_at_any_instance() -> None:
+    waits: dict[str, Any] = {"waiting": 1, "queued_demand": 300, "head_demand": 300}
+    loads = [instance("a", used=900, running=5, **waits), *(instance(name, used=700, running=5) for name in "bcd")]
+    made = settings(dispatch={"margin_steps": 0, "queues_share": 0.25, "patience_s": 20})
+
+    def after(waited_s: float, observed: list[InstanceObservation]) -> str | None:
+        decision = choose_instance(observed, 400, 0, made, waited_s=waited_s)
+        assert decision is not None
+        assert not decision.fits
+        return None if decision.owner is None else decision.owner.instance_id
+
+    assert after(19.9, loads) is None
+    assert after(20.0, loads) == "b"
+    full = [instance(name, used=900, running=5, **waits) for name in "abcd"]
+    assert after(500.0, full) is None, "enough wait everywhere"
+
+
 def test_a_frontend_that_can_not_wait_always_gets_an_owner() -> None:
     waits: dict[str, Any] = {"waiting": 1, "queued_demand": 300, "head_demand": 300}
     loads = [instance("a", used=900, running=5, **waits), instance("b", used=800, running=5, **waits)]

@@ -82,8 +82,8 @@ def test_it_decides_as_the_plain_scan(
         for item in changed:
             now[places[item.owner]] = item
         same(
-            index.choose(demand, turn, may_wait=may_wait),
-            choose_instance(now, demand, turn, made, may_wait=may_wait),
+            index.choose(demand, turn, may_wait=may_wait, waited_s=40.0 * (turn % 3)),
+            choose_instance(now, demand, turn, made, may_wait=may_wait, waited_s=40.0 * (turn % 3)),
         )
         turn += 1
 
