@@ -52,7 +52,7 @@ TARGETS = (parse_target("high=1.2x"),)
 BOUNDS = {0.5: 0.15, 0.99: 0.25}
 """Percentile -> the relative error that is allowed."""
 
-QUICK_REQUESTS, QUICK_REQUESTS_MIN, QUICK_SPAN_S = 40, 12, 80.0
+QUICK_REQUESTS, QUICK_REQUESTS_MIN, QUICK_SPAN_S = 40, 12, 50.0
 """A slow machine gets fewer requests, so that they have come in about that time."""
 KNOWN_S_MAX = 10.0
 REQUEST_S_MAX = 300.0
