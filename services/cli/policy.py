@@ -109,5 +109,5 @@ def _flat(settings: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple
 
 def _text(value: JsonValue) -> str:
     if value is None:
-        return "the policy's own"
+        return "unset"
     return value if isinstance(value, str) else json.dumps(value)

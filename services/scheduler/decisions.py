@@ -89,9 +89,9 @@ class DecisionLog:
             found.append(told(item, now_s))
         return tuple(found)
 
-    def current(self, now_s: float) -> tuple[Decision, ...]:
-        """The newest looks."""
-        return tuple(told(self._looks[key], now_s) for key in sorted(self._looks))
+    def current(self, now_s: float, subject: DecisionSubject | None = None) -> tuple[Decision, ...]:
+        """The newest looks, of that subject if one is named."""
+        return tuple(told(self._looks[key], now_s) for key in sorted(self._looks) if subject in (None, key[0]))
 
     def _matching(self, subject: DecisionSubject | None, request_id: str | None) -> Iterator[Remembered]:
         for item in reversed(self._ring):

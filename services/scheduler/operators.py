@@ -63,5 +63,5 @@ class OperatorEndpoints:
             decisions=log.newest(now_s, request.limit, request.subject, request.request_id),
             decided=log.decided,
             remembered=len(log),
-            current=log.current(now_s),
+            current=log.current(now_s, request.subject),
         )

@@ -69,6 +69,8 @@ def test_looks_take_each_others_place() -> None:
     log.look(SCALING, Made("new"), 2.0, "m")
     log.look(PAIR, Made("pairs"), 2.0, "m")
     assert [(item.decision, item.age_s) for item in log.current(4.0)] == [("pairs", 2.0), ("new", 2.0)]
+    for named in DecisionSubject:
+        assert [item for item in log.current(4.0) if item.subject is named] == list(log.current(4.0, named))
     assert (log.decided, len(log)) == (0, 0)
 
 
