@@ -1,8 +1,9 @@
 """Llumnix's section 6.3: latencies of the policies over traces, rates and seeds."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -14,11 +15,13 @@ from meshift.benchmarks.experiments.tasks import Task, carry_out
 from meshift.services.scheduler.policy.settings import PolicyName
 from meshift.services.simulation.lengths import GENERATED
 from meshift.services.simulation.scenario import Cluster, Workload
-from meshift.services.simulation.serving_run import run_serving
+from meshift.services.simulation.serving_run import ServingResult, run_serving
 
 QUICK_TRACES = ("M-M", "L-S", "burstgpt")
 QUICK_POLICIES: tuple[PolicyName, ...] = ("meshift", "infaas++", "round-robin")
 QUICK_SEEDS = 4
+STEADY_WARM_UP_S, STEADY_SPAN_S, STEADY_AFTER_S = 300.0, 1_800.0, 60.0
+"""The steady state: what arrives in the span is measured; requests go on coming afterwards."""
 FIGURES = ("prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_p99_s", "e2e_mean_s")
 
 
@@ -64,11 +67,9 @@ def source_of(trace: str, folder: Path | None) -> str:
 
 def run(settings: ExperimentSettings, cluster: Cluster, experiment: str = "serving") -> Runs:
     """The matrix, or the part of it that the settings ask for."""
-    runs = Runs(
-        experiment, cluster.parameters_hash(), settings.json_path, {"requests": settings.requests}, settings.resume
-    )
-    folder = settings.trace_folder
-    tasks = [task_of(cell, cluster, settings.requests, folder) for cell in cells(settings, cluster)]
+    asked: Row = {"requests": settings.requests} | ({"steady": True} if settings.steady else {})
+    runs = Runs(experiment, cluster.parameters_hash(), settings.json_path, asked, settings.resume)
+    tasks = [task_of(cell, cluster, settings) for cell in cells(settings, cluster)]
     carry_out(tasks, runs, settings.processes)
     summary: list[Row] = []
     for against in sorted({row["policy"] for row in runs.rows} - {"meshift"}):
@@ -95,18 +96,25 @@ def draw_traces(path: Path | None, rows: Sequence[Row]) -> None:
         draw(beside, trace, "requests/s", "P99 prefill, s (median of seeds)", series)
 
 
-def task_of(cell: Cell, cluster: Cluster, requests: int, folder: Path | None) -> Task:
+def task_of(cell: Cell, cluster: Cluster, settings: ExperimentSettings) -> Task:
     """One run as a task."""
     name = f"{cell.trace} {cell.rate:g}/s seed {cell.seed} {cell.policy}"
-    return Task(name, asdict(cell), partial(run_cell, cell, cluster, requests, folder))
+    work = partial(run_cell, cell, cluster, settings.requests, settings.trace_folder, steady=settings.steady)
+    return Task(name, asdict(cell), work)
 
 
-def run_cell(cell: Cell, cluster: Cluster, requests: int, folder: Path | None = None) -> Result:
-    """One run: its row, and what each request saw."""
+def run_cell(
+    cell: Cell, cluster: Cluster, requests: int, folder: Path | None = None, *, steady: bool = False
+) -> Result:
+    """One run: its row, and what each request saw. Figures of memory and of time are of the whole run."""
+    count = ceil(cell.rate * (STEADY_WARM_UP_S + STEADY_SPAN_S + STEADY_AFTER_S)) if steady else requests
     workload = Workload(
-        trace=source_of(cell.trace, folder), requests=requests, rate=cell.rate, seed=cell.seed, shuffle=True
+        trace=source_of(cell.trace, folder), requests=count, rate=cell.rate, seed=cell.seed, shuffle=True
     )
-    result = run_serving(cluster.options(cell.policy, cell.seed), workload.arrivals(cluster.tokens_max))
+    arrivals = workload.arrivals(cluster.tokens_max)
+    result = run_serving(cluster.options(cell.policy, cell.seed), arrivals)
+    if steady:
+        result = steady_part(result, arrivals[0].arrival_s)
     row = {
         "trace": cell.trace,
         "rate": cell.rate,
@@ -117,3 +125,10 @@ def run_cell(cell: Cell, cluster: Cluster, requests: int, folder: Path | None = 
         **figures(result.measures()),
     }
     return row, samples(result)
+
+
+def steady_part(result: ServingResult, first_s: float) -> ServingResult:
+    """Of the requests only those that arrived in the span; the first one came `first_s` after the beginning."""
+    begin_s = result.outcomes[0].arrival_s - first_s + STEADY_WARM_UP_S
+    measured = [item for item in result.outcomes if begin_s <= item.arrival_s < begin_s + STEADY_SPAN_S]
+    return replace(result, outcomes=tuple(measured))

@@ -30,6 +30,10 @@ class ExperimentSettings(BenchmarkSettings):
     resume: bool = Field(
         False, description="go on with the file of --json: keep its rows, and do only those runs that it lacks"
     )
+    steady: bool = Field(
+        False,
+        description="`serving`: the requests of 30 minutes after a warm-up of 5, instead of --requests from empty on",
+    )
     cold_starts_s: tuple[float, ...] = Field(
         (), description="`autoscale`: how long an instance takes to start (default: those of the experiment)"
     )

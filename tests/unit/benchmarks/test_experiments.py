@@ -95,6 +95,20 @@ def test_a_published_trace_needs_its_file(known: Path, tmp_path: Path, capsys: p
     assert (row["trace"], row["requests"]) == ("seen.csv", 4)
 
 
+def test_the_steady_state_leaves_out_what_comes_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("WARM_UP", 10.0), ("SPAN", 20.0), ("AFTER", 5.0)):
+        monkeypatch.setattr(serving, f"STEADY_{name}_S", seconds)
+    cell, cluster = serving.Cell("S-S", 10, 4.0, 1, "meshift"), Cluster(instances=2)
+    row, raw = serving.run_cell(cell, cluster, 1, steady=True)
+    whole_row, whole = serving.run_cell(cell, cluster, 140)
+    arrivals = generate("S-S", 140, 4.0, 1)
+    within = [place for place, arrival in enumerate(arrivals) if 10.0 <= arrival.arrival_s < 30.0]
+    assert 50 < len(within) < 110
+    assert (row["requests"], whole_row["requests"]) == (len(within), 140)
+    for figure in ("prefill_s", "e2e_s"):
+        assert raw[figure] == [whole[figure][place] for place in within]
+
+
 def test_without_classes_the_published_policy_is_its_base() -> None:
     cells = [serving.Cell("M-M", 10, 30.0, 1, policy) for policy in ("llumnix", "llumnix-base")]
     (row, raw), (base_row, base_raw) = (serving.run_cell(cell, Cluster(instances=3), 150) for cell in cells)
