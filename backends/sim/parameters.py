@@ -1,9 +1,12 @@
 """The timing model's numbers. All times are whole nanoseconds, so that taking many steps at once is exact."""
 
 import hashlib
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+CountT = TypeVar("CountT", int, float)
+"""Floats are means."""
 
 
 class StepCost(NamedTuple):
@@ -15,8 +18,8 @@ class StepCost(NamedTuple):
     token: int
     shared: int
 
-    def step_ns(self, requests: int, tokens: int) -> int:
-        """Of a batch of so many requests that hold so many tokens together."""
+    def step_ns(self, requests: CountT, tokens: CountT) -> CountT:
+        """Of a batch of so many requests that hold so many tokens together; of the mean of several, too."""
         shared = self.shared if requests > 1 else 0
         return self.base + shared + self.request * requests + self.token * tokens
 

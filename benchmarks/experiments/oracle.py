@@ -36,7 +36,7 @@ class OracleRun:
 def oracle(arrivals: Sequence[Arrival], parameters: SimParameters, instances_max: int) -> OracleRun:
     """`arrivals` in the order of their times, each of which an instance can hold. Steps take what they do at the mean
     batch; prefills take their time from them. Where even `instances_max` don't hold all, the steps are shared out."""
-    capacity = parameters.pages * parameters.page_size
+    capacity, cost = parameters.pages * parameters.page_size, parameters.step_cost(copying=False)
     active: list[_Request] = []
     coming = 0
     ticks = paid = 0
@@ -52,14 +52,10 @@ def oracle(arrivals: Sequence[Arrival], parameters: SimParameters, instances_max
         ticks, paid = ticks + 1, paid + instances
         busy_s = min(prefill_s, PREFILL_SHARE_MAX * instances * TICK_S)
         prefill_s -= busy_s
-        steps = (TICK_S - busy_s / instances) / _step_s(parameters, len(active) / instances, tokens / instances)
+        step_s = cost.step_ns(len(active) / instances, tokens / instances) / 1e9
+        steps = (TICK_S - busy_s / instances) / step_s
         active = _advanced(active, steps * min(1.0, instances * capacity / max(tokens, 1.0)))
     return OracleRun(paid / max(ticks, 1), paid * TICK_S, ticks * TICK_S)
-
-
-def _step_s(parameters: SimParameters, requests: float, tokens: float) -> float:
-    cost = parameters.step_cost(copying=False)
-    return (cost.base + cost.request * requests + cost.token * tokens) / 1e9
 
 
 def _advanced(active: Sequence[_Request], steps: float) -> list[_Request]:

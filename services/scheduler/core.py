@@ -1,7 +1,7 @@
 """The scheduler service: keeps the view, answers dispatches. No durable state: load reports rebuild it."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -154,7 +154,7 @@ class SchedulerCore:
 
     def _on_new_policy(self) -> None:
         """Who waits may have a place under the new settings; frontends hear of them at once."""
-        self._plan_headroom()
+        self._plan_headroom(self._models())
         self._holding.pump()
         self._report()
 
@@ -191,13 +191,14 @@ class SchedulerCore:
 
     def _on_round(self, fresh: frozenset[Owner]) -> None:
         """All have reported. Who waits is placed first; what is left may take moves."""
-        self._plan_headroom()
+        models = self._models()
+        self._plan_headroom(models)
         self._holding.pump()
         if self.settings.moves:
-            self._migration.run(self._models(), partial(self._movable, fresh), self.settings, self._now_s())
+            self._migration.run(models, partial(self._movable, fresh), self.settings, self._now_s())
 
-    def _plan_headroom(self) -> None:
-        for owner in self._headrooms.plan(self._models(), self._candidates, self.settings, self._now_s()):
+    def _plan_headroom(self, models: Sequence[str]) -> None:
+        for owner in self._headrooms.plan(models, self._candidates, self.settings, self._now_s()):
             self._changed(owner)
 
     def _models(self) -> list[str]:

@@ -8,7 +8,7 @@ from meshift.schemas.identity import Owner
 from meshift.schemas.instances import LoadReport
 from meshift.schemas.steering import DecisionSubject
 from meshift.services.scheduler.decisions import DecisionLog
-from meshift.services.scheduler.policy.headroom import HeadroomPlan, plan_headroom
+from meshift.services.scheduler.policy.headroom import plan_headroom
 from meshift.services.scheduler.policy.observation import InstanceObservation
 from meshift.services.scheduler.policy.settings import PolicySettings
 
@@ -37,8 +37,6 @@ class Headrooms:
         self._steps: dict[Owner, _Steps] = {}
         self._stalled: set[Owner] = set()
         self._asking: set[Owner] = set()
-        self.plans: dict[str, HeadroomPlan] = {}
-        """The newest of each model."""
 
     def granted(self, owner: Owner) -> int | None:
         """How much of its headroom counts; None: all."""
@@ -69,11 +67,10 @@ class Headrooms:
         """A round of reports is complete, or the settings are others. `observe` gives those that take requests.
         Returns the owners at which another headroom counts than before."""
         before, granted = self._granted, dict[Owner, int]()
-        self.plans.clear()
         for model in models if settings.sees_classes else ():
             # Nobody is looked at while nobody asks.
             instances = observe(model) if self._asking else ()
-            plan = self.plans[model] = plan_headroom(instances, settings.headroom)
+            plan = plan_headroom(instances, settings.headroom)
             granted.update(plan.granted)
             self._decisions.look(DecisionSubject.HEADROOM, plan, now_s, model)
         self._granted = granted
