@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from meshift.backends.sim.parameters import SimParameters
+from meshift.services.calibration.growth import StepGrowth
+from meshift.services.calibration.reading import read_calibration
 from meshift.services.worker.policy.virtual_usage import VirtualUsageSettings
-
-
-class CalibrationFileError(ValueError):
-    """The file is no calibration; the message says what is wrong with it."""
 
 
 class FitQuality(BaseModel):
@@ -46,20 +44,13 @@ class Calibration(BaseModel):
     loads: tuple[tuple[int, float], ...]
     """Tokens of typical requests on the instance, and ms a token at that percentile."""
     quality: FitQuality
+    step_growth: StepGrowth | None = None
+    """None: the file was written before schedulers took this."""
 
 
 def load_calibration(path: Path) -> Calibration:
     """Raises CalibrationFileError."""
-    try:
-        return Calibration.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise CalibrationFileError(f"{path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CalibrationFileError(
-            f"{path} is no calibration: {f'{where}: ' if where else ''}{first['msg']}"
-        ) from error
+    return read_calibration(path, Calibration)
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from meshift.backends.sim.parameters import SimParameters
 from meshift.services.calibration.file import Calibration, FitQuality
 from meshift.services.calibration.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill, fitted_parameters
+from meshift.services.calibration.growth import StepGrowth
 from meshift.services.calibration.plan import SETTLE_STEPS, Cell, output_tokens
 from meshift.services.calibration.probe import InstanceProbe, ProbeError, step_gaps
 from meshift.services.calibration.targets import LoadPoint, Target, priority_classes
@@ -17,6 +18,9 @@ Sample = dict[str, Any]
 
 LENGTHS = (1, 2, 4)
 """Outputs are so many times longer where the first request had ended before the last one began: on a busy machine."""
+
+FULL_STEP_TIMES_MIN, FULL_STEP_TIMES_MAX = 1.01, 100.0
+"""Steps that don't grow at all would let priorities cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,14 @@ def evaluate(samples: Sequence[Sample], subject: Subject, targets: Sequence[Targ
     base = SimParameters(capacity=subject.capacity, page_size=subject.page_size)
     loads = load_points(samples, subject.request_tokens, subject.percentile)
     usage, limits = priority_classes(targets, loads)
+    parameters = fitted_parameters(base, decode, prefill)
     return Calibration(
         model=subject.model,
         engine=subject.engine,
         capacity=subject.capacity,
         request_tokens=subject.request_tokens,
         percentile=subject.percentile,
-        parameters=fitted_parameters(base, decode, prefill),
+        parameters=parameters,
         virtual_usage=usage,
         limits_ms=limits,
         loads=tuple((point.tokens, point.latency_ms) for point in loads),
@@ -94,6 +99,20 @@ def evaluate(samples: Sequence[Sample], subject: Subject, targets: Sequence[Targ
             prefill_error_p50=prefill.error_p50,
             prefill_error_max=prefill.error_max,
         ),
+        step_growth=step_growth(parameters, subject.request_tokens),
+    )
+
+
+def step_growth(parameters: SimParameters, request_tokens: int) -> StepGrowth:
+    """Of the fitted model: how many times as long a step takes at full memory, with requests of that many tokens, as
+    with one of them; and how many tokens are as much work for a step as one request more."""
+    cost, capacity = parameters.step_cost(copying=False), parameters.capacity
+    full = cost.step_ns(max(1.0, capacity / request_tokens), float(capacity))
+    alone = cost.step_ns(1.0, float(request_tokens))
+    return StepGrowth(
+        full_step_times=min(max(full / alone, FULL_STEP_TIMES_MIN), FULL_STEP_TIMES_MAX),
+        # Where tokens cost nothing, requests are all that counts: one more weighs as much as all of the memory.
+        request_tokens=min(cost.request / max(cost.token, 1), float(capacity)),
     )
 
 

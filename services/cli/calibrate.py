@@ -189,6 +189,7 @@ def report(calibration: Calibration) -> str:
             "decode step, ms",
             "{:.3g} + {:.3g} * requests + {:.3g} * tokens".format(*(value / 1e6 for value in step)) + shared,
         ],
+        *_growth(calibration),
         ["prefill, ms", "{:.3g} + {:.3g} * tokens + {:.3g} * tokens^2".format(*(value / 1e6 for value in prompt))],
         ["decode error, P50 and most", f"{quality.decode_error_p50:.1%}, {quality.decode_error_max:.1%}"],
         ["prefill error, P50 and most", f"{quality.prefill_error_p50:.1%}, {quality.prefill_error_max:.1%}"],
@@ -198,6 +199,14 @@ def report(calibration: Calibration) -> str:
         ("LOAD", "MS A TOKEN"), [[str(tokens), f"{ms:.1f}"] for tokens, ms in calibration.loads], ("LOAD", "MS A TOKEN")
     )
     return "\n\n".join((model, curve, _classes(calibration)))
+
+
+def _growth(calibration: Calibration) -> list[list[str]]:
+    growth = calibration.step_growth
+    if growth is None:
+        return []
+    times, tokens = f"{growth.full_step_times:.3g} times as long", f"{growth.request_tokens:.0f} tokens"
+    return [["decode step grows", f"{times} at full memory; a request weighs {tokens}"]]
 
 
 def _classes(calibration: Calibration) -> str:

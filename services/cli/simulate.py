@@ -8,7 +8,9 @@ from pydantic import Field
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
-from meshift.services.calibration.file import CalibrationFileError, load_calibration
+from meshift.services.calibration.file import load_calibration
+from meshift.services.calibration.growth import with_growth
+from meshift.services.calibration.reading import CalibrationFileError
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.settings import parse_settings
 from meshift.services.scheduler.policy.settings import PolicyName
@@ -25,7 +27,8 @@ class SimulateSettings(Workload, Cluster):
     same requests."""
 
     calibration: Path | None = Field(
-        None, description="file of `meshift calibrate`: engine and priority classes, where no flag says otherwise"
+        None,
+        description="file of `meshift calibrate`: engine, classes, costs of headroom, where no flag says otherwise",
     )
     policy: tuple[PolicyName, ...] = Field(("meshift",), min_length=1, description="policies to try, one after another")
     json_path: Path | None = Field(None, alias="json", description="write all figures here")
@@ -55,14 +58,15 @@ def main(name: str, arguments: list[str]) -> int:
 
 
 def calibrated(settings: SimulateSettings) -> SimulateSettings:
-    """The engine and the classes that were measured; single figures that were given by flag stay. Raises
-    CalibrationFileError."""
+    """What was measured; single figures that were given by flag stay. Raises CalibrationFileError."""
     if settings.calibration is None:
         return settings
     measured = load_calibration(settings.calibration)
     given = {name: getattr(settings.engine, name) for name in settings.engine.model_fields_set}
     usage = settings.usage if "usage" in settings.model_fields_set else measured.virtual_usage
-    return settings.model_copy(update={"engine": measured.parameters.model_copy(update=given), "usage": usage})
+    engine = measured.parameters.model_copy(update=given)
+    scheduling = with_growth(settings.scheduling, measured.step_growth)
+    return settings.model_copy(update={"engine": engine, "usage": usage, "scheduling": scheduling})
 
 
 def _run(settings: SimulateSettings, policy: PolicyName, arrivals: list[Arrival]) -> ServingResult:

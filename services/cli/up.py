@@ -18,7 +18,8 @@ import httpx
 from pydantic import BaseModel, Field
 
 from meshift.schemas.errors import MeshError
-from meshift.services.calibration.file import CalibrationFileError, load_calibration
+from meshift.services.calibration.file import load_calibration
+from meshift.services.calibration.reading import CalibrationFileError
 from meshift.services.cli.errors import EXIT_ERROR, CommandError
 from meshift.services.cli.model import SMALL_MODEL, resolve_model
 from meshift.services.cli.paths import state_folder
@@ -55,7 +56,7 @@ class UpSettings(BaseModel):
     state_dir: Path | None = Field(None, description="where its state goes; without it, `.meshift`")
     layers_per_group: int | None = Field(None, ge=1, description="see `meshift worker --help`")
     attention_backend: str | None = Field(None, description="see `meshift worker --help`")
-    calibration: Path | None = Field(None, description="file of `meshift calibrate`, for the workers")
+    calibration: Path | None = Field(None, description="file of `meshift calibrate`, for workers and scheduler")
     drain_deadline_s: float = Field(30.0, ge=0, description="at the end, time for running requests")
     autoscale: bool = Field(False, description="start and drain instances by load; `meshift policy` has its settings")
     workers_min: int = Field(1, ge=1, le=64, description="with --autoscale, never fewer")
@@ -95,6 +96,11 @@ def check_calibration(settings: UpSettings) -> None:
             load_calibration(settings.calibration)
     except CalibrationFileError as error:
         raise CommandError(f"--calibration: {error}") from error
+
+
+def calibration_settings(settings: UpSettings) -> dict[str, str]:
+    """Of whoever takes the file; unset, their environment counts."""
+    return {} if settings.calibration is None else {"calibration": str(settings.calibration.absolute())}
 
 
 def scaling_settings(settings: UpSettings) -> dict[str, bool | int]:
@@ -231,12 +237,9 @@ class Up:
 
     def _plan(self, nats_url: str) -> MeshPlan:
         settings = self._settings
+        measured = calibration_settings(settings)
         # Unset, a worker takes its own from the environment.
-        optional = {
-            "layers_per_group": settings.layers_per_group,
-            "attention_backend": settings.attention_backend,
-            "calibration": None if settings.calibration is None else str(settings.calibration.absolute()),
-        }
+        optional = {"layers_per_group": settings.layers_per_group, "attention_backend": settings.attention_backend}
         chosen = {name: value for name, value in optional.items() if value is not None}
         return MeshPlan(
             nats_url=nats_url,
@@ -248,13 +251,14 @@ class Up:
                 "tensor_ranks": settings.tp,
                 "log_dir": str(self._log_dir),
                 **chosen,
+                **measured,
             },
             host=settings.host,
             port=self._port,
             log_dir=self._log_dir,
             drain_deadline_s=settings.drain_deadline_s,
             metrics_ports=self._metrics_ports,
-            scheduler_settings=scaling_settings(settings),
+            scheduler_settings={**scaling_settings(settings), **measured},
             insecure_no_keys=self._without_keys,
         )
 

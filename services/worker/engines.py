@@ -3,12 +3,13 @@ torch."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from meshift.backends.base import Engine
 from meshift.kv_memory.transport.base import DataTransport
+from meshift.services.calibration.reading import CalibrationPath
 
 if TYPE_CHECKING:
     from meshift.backends.sglang.settings import SglangSettings
@@ -65,7 +66,7 @@ class EngineSettings(BaseModel):
     data_bytes_per_s: float | None = Field(
         None, gt=0, description="what each rank sends of moving requests at most; without it, as fast as it goes"
     )
-    calibration: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = Field(
+    calibration: CalibrationPath = Field(
         None,
         description="file of `meshift calibrate`: headroom of priority classes; of a simulated engine, its speed too",
     )

@@ -9,7 +9,8 @@ from meshift.backends.base import EngineStartError
 from meshift.schemas.errors import PeerTimeout
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState
-from meshift.services.calibration.file import CalibrationFileError, load_calibration
+from meshift.services.calibration.file import load_calibration
+from meshift.services.calibration.reading import CalibrationFileError
 from meshift.services.exposition import BusCollector, Exposition
 from meshift.services.exposition.server import MetricsServer, MetricsSettings
 from meshift.services.process import (
