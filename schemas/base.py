@@ -1,9 +1,9 @@
 """What every message of the mesh is: frozen, versioned, tagged, and strict about what it doesn't know."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -16,22 +16,28 @@ _set = object.__setattr__
 """Also of what is frozen."""
 
 
+Values = ParamSpec("Values")
+PartT = TypeVar("PartT", bound="Part")
+
+
 class Part(BaseModel):
     """A frozen piece of a message; not sent alone."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
-    @classmethod
-    def trusted(cls, **values: Any) -> Self:
-        """Without validation, for what is made all the time from values that are known to be right: all that have no
-        default. Whoever gets it over a network validates it."""
-        part = cls.__new__(cls)
-        defaults, names = _fields(cls)
-        _set(part, "__dict__", defaults | values)
-        _set(part, "__pydantic_fields_set__", names)
-        _set(part, "__pydantic_extra__", None)
-        _set(part, "__pydantic_private__", None)
-        return part
+
+def trusted(part_type: Callable[Values, PartT], *_: Values.args, **values: Values.kwargs) -> PartT:
+    """A message or a part of one without validation, for what is made all the time from values that are known to be
+    right: by name, and all that have no default. The type checker knows them. Whoever gets it over a network validates
+    it."""
+    assert isinstance(part_type, type)
+    part: PartT = object.__new__(part_type)
+    defaults, names = _fields(part_type)
+    _set(part, "__dict__", defaults | values)
+    _set(part, "__pydantic_fields_set__", names)
+    _set(part, "__pydantic_extra__", None)
+    _set(part, "__pydantic_private__", None)
+    return part
 
 
 @cache

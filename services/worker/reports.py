@@ -1,6 +1,7 @@
 """What a worker reports of its engine."""
 
 from meshift.backends.base import EngineInfo, EngineLoad
+from meshift.schemas.base import trusted
 from meshift.schemas.identity import Owner
 from meshift.schemas.instances import InstanceState, LoadReport, ModelInfo, WorkerStatus
 from meshift.services.worker.layouts.worker_layouts import WorkerLayouts
@@ -22,7 +23,8 @@ def load_report(
 ) -> LoadReport:
     """The message."""
     classes, headroom = class_loads(load.usages, load.capacity, usage)
-    return LoadReport.trusted(
+    return trusted(
+        LoadReport,
         owner=owner,
         sequence=sequence,
         emitted_ns=emitted_ns,

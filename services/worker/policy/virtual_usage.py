@@ -17,6 +17,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshift.backends.base import ClassUsage
+from meshift.schemas.base import trusted
 from meshift.schemas.instances import ClassLoad
 
 HeadroomReading = Literal["target_load", "reservation"]
@@ -108,7 +109,7 @@ def _class_load(
     item: PriorityClass, running: int, used: int, capacity: int, settings: VirtualUsageSettings
 ) -> ClassLoad:
     headroom = settings.headroom(item, capacity) if running else 0
-    return ClassLoad.trusted(name=item.name, execution=item.execution, running=running, used=used, headroom=headroom)
+    return trusted(ClassLoad, name=item.name, execution=item.execution, running=running, used=used, headroom=headroom)
 
 
 def request_usage(
