@@ -60,6 +60,7 @@ SAVINGS = (
     "saving_at_equal_p99_against_published",
     "saving_of_instance_time_at_equal_p99",
     "saving_at_equal_decode_p99",
+    "saving_at_equal_waited_p99",
 )
 MEASURED = (
     "instances_paid_mean",
@@ -68,6 +69,7 @@ MEASURED = (
     "prefill_mean_s",
     "decode_p99_ms",
     "e2e_mean_s",
+    "waited_p99_s",
     "preemption_loss_s_mean",
 )
 QUICK_REQUESTS_MAX = 2_000
@@ -156,7 +158,8 @@ def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
     for rate, cv in dict.fromkeys((row["rate"], row["cv"]) for row in mine):
         here = [row for row in mine if (row["rate"], row["cv"]) == (rate, cv)]
         curve = _curve(here, PAID)
-        savings = _savings(curve, _curve(here, PAID_TIME), _curve(here, PAID, "decode_p99_ms"))
+        others = (_curve(here, PAID_TIME), _curve(here, PAID, "decode_p99_ms"), _curve(here, PAID, "waited_p99_s"))
+        savings = _savings(curve, *others)
         loads.append({"rate": rate, "cv": cv, "curve": curve} | savings)
     told: Row = {"curve": _curve(mine, PAID), "loads": loads}
     for name in SAVINGS:
@@ -178,7 +181,12 @@ def _curve(rows: Sequence[Row], cost: str, p99: str = "prefill_p99_s") -> dict[s
     return curve
 
 
-def _savings(curve: Mapping[str, Points], times: Mapping[str, Points], decodes: Mapping[str, Points]) -> Row:
+def _savings(
+    curve: Mapping[str, Points],
+    times: Mapping[str, Points],
+    decodes: Mapping[str, Points],
+    waits: Mapping[str, Points],
+) -> Row:
     told: Row = {name: {} for name in SAVINGS}
     for key, points in curve.items():
         policy, figure = key.split(", ")
@@ -193,6 +201,8 @@ def _savings(curve: Mapping[str, Points], times: Mapping[str, Points], decodes: 
         told["saving_of_instance_time_at_equal_p99"][key] = saving_at_equal_p99(times[key], theirs)
         theirs = decodes.get(f"{BASELINE}, {figure}", [])
         told["saving_at_equal_decode_p99"][key] = saving_at_equal_p99(decodes[key], theirs, DECODE_TARGETS_MS)
+        theirs = waits.get(f"{BASELINE}, {figure}", [])
+        told["saving_at_equal_waited_p99"][key] = saving_at_equal_p99(waits[key], theirs)
     return told
 
 

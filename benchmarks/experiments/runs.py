@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from meshift.services.simulation.measures import Measures, decode_ms, end_to_end_s, prefill_s
+from meshift.services.simulation.measures import Measures, decode_ms, end_to_end_s, preemption_loss_s, prefill_s
 from meshift.services.simulation.serving_run import ServingResult
 
 Row = dict[str, Any]
@@ -34,6 +34,8 @@ def figures(measures: Measures) -> Row:
         "decode_mean_ms": measures.decode_ms.mean,
         "e2e_p99_s": measures.end_to_end_s.p99,
         "e2e_mean_s": measures.end_to_end_s.mean,
+        "waited_p99_s": measures.waited_s.p99,
+        "waited_mean_s": measures.waited_s.mean,
         "preemption_loss_s_mean": measures.preemption_loss_s_mean,
         "preempted_share": measures.preempted_share,
         "moves_per_request": measures.moves_per_request,
@@ -59,9 +61,7 @@ def samples(result: ServingResult) -> Row:
         "decode_ms": [round(decode_ms(outcome), 4) if len(outcome.tokens) > 1 else None for outcome in outcomes],
         "e2e_s": [round(end_to_end_s(outcome), 6) for outcome in outcomes],
         "preemptions": [0 if finish is None else finish.preemptions for finish in finishes],
-        "preemption_loss_s": [
-            0 if finish is None else round(finish.preemption_loss_ns / 1e9, 6) for finish in finishes
-        ],
+        "preemption_loss_s": [round(preemption_loss_s(outcome), 6) for outcome in outcomes],
         "moves": [outcome.moves for outcome in outcomes],
         "priority": [outcome.request.priority.execution for outcome in outcomes],
     }
@@ -178,9 +178,9 @@ def _replace(path: Path, text: str) -> None:
 
 def paired(rows: Sequence[Row], groups: Sequence[str], figure: str, against: str, policy: str = "meshift") -> list[Row]:
     """How many times greater `figure` is under `against` than under `policy`, seed by seed: the median over the seeds,
-    with the least and the greatest."""
+    with the least and the greatest. Rows of an older version of the code may lack it."""
     table: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
-    for row in rows:
+    for row in (row for row in rows if figure in row):
         group = table.setdefault(tuple(row[name] for name in groups), {})
         group.setdefault(row["policy"], {})[row["seed"]] = row[figure]
     result = []

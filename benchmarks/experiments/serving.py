@@ -22,7 +22,7 @@ QUICK_POLICIES: tuple[PolicyName, ...] = ("meshift", "infaas++", "round-robin")
 QUICK_SEEDS = 4
 STEADY_WARM_UP_S, STEADY_SPAN_S, STEADY_AFTER_S = 300.0, 1_800.0, 60.0
 """The steady state: what arrives in the span is measured; requests go on coming afterwards."""
-FIGURES = ("prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_p99_s", "e2e_mean_s")
+FIGURES = ("prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_p99_s", "e2e_mean_s", "waited_p99_s")
 
 
 @dataclass(frozen=True, slots=True)

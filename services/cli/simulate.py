@@ -97,6 +97,7 @@ def _column(measures: Measures) -> dict[str, str]:
     ):
         for name, value in (("mean", spread.mean), ("P50", spread.p50), ("P99", spread.p99)):
             column[f"{label} {name}, {unit}"] = f"{value:.3f}" if unit == "s" else f"{value:.1f}"
+    column["waited, preemptions included, P99, s"] = f"{measures.waited_s.p99:.3f}"
     column["preemption loss mean, s"] = f"{measures.preemption_loss_s_mean:.3f}"
     column["requests preempted"] = f"{measures.preempted_share:.2%}"
     column["moves a request"] = f"{measures.moves_per_request:.4f}"

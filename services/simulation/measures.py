@@ -39,6 +39,9 @@ class Measures(BaseModel):
     decode_ms: Spread
     """A token after the first, of requests with more than one."""
     end_to_end_s: Spread
+    waited_s: Spread
+    """To the first token, and what preemptions cost afterwards. Who lets a prompt in by preempting another has short
+    prefills, and this shows what they cost."""
     preemption_loss_s_mean: float
     preempted_share: float
     moves_per_request: float
@@ -60,7 +63,7 @@ def measure(outcomes: Sequence[Outcome], sums: ClusterSums, virtual_s: float) ->
     """Put a run's figures together."""
     count = max(len(outcomes), 1)
     looks = max(sums.looks, 1)
-    losses = [outcome.finish.preemption_loss_ns / 1e9 for outcome in outcomes if outcome.finish is not None]
+    losses = [preemption_loss_s(outcome) for outcome in outcomes if outcome.finish is not None]
     preempted = sum(outcome.finish is not None and outcome.finish.preemptions > 0 for outcome in outcomes)
     moves = [outcome.moves for outcome in outcomes]
     return Measures(
@@ -68,6 +71,7 @@ def measure(outcomes: Sequence[Outcome], sums: ClusterSums, virtual_s: float) ->
         prefill_s=Spread.of([prefill_s(outcome) for outcome in outcomes]),
         decode_ms=Spread.of([decode_ms(outcome) for outcome in outcomes if len(outcome.tokens) > 1]),
         end_to_end_s=Spread.of([end_to_end_s(outcome) for outcome in outcomes]),
+        waited_s=Spread.of([waited_s(outcome) for outcome in outcomes]),
         preemption_loss_s_mean=fmean(losses) if losses else 0.0,
         preempted_share=preempted / count,
         moves_per_request=sum(moves) / count,
@@ -99,6 +103,16 @@ def end_to_end_s(outcome: Outcome) -> float:
     """Arrival to last token."""
     assert outcome.last_s is not None
     return outcome.last_s - outcome.arrival_s
+
+
+def preemption_loss_s(outcome: Outcome) -> float:
+    """From each preemption until what it had cost was computed again."""
+    return 0.0 if outcome.finish is None else outcome.finish.preemption_loss_ns / 1e9
+
+
+def waited_s(outcome: Outcome) -> float:
+    """Time in which it neither decoded nor had ended."""
+    return prefill_s(outcome) + preemption_loss_s(outcome)
 
 
 def reversals(outcome: Outcome) -> int:

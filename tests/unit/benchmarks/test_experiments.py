@@ -59,6 +59,7 @@ def test_ratios_are_of_the_same_seed() -> None:
         "trace": "a", "figure": "prefill_p99_s", "ratio": "infaas++ / meshift",
         "median": 3.5, "least": 2.0, "greatest": 5.0, "seeds": 2,
     }  # fmt: skip
+    assert paired(rows, ("trace",), "waited_p99_s", "infaas++") == []
 
 
 def test_rates_of_another_engine_are_refused(known: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_small_run_from_end_to_end(
     told = json.loads(path.read_text())
     needed = {
         "trace", "rate", "seed", "policy", "prefill_p99_s", "prefill_mean_s", "decode_p99_ms", "e2e_p99_s",
-        "e2e_mean_s", "preemption_loss_s_mean", "moves_per_request", "reversed_moves",
+        "e2e_mean_s", "preemption_loss_s_mean", "moves_per_request", "reversed_moves", "waited_p99_s",
     }  # fmt: skip
     assert all(needed <= set(line) for line in told["rows"])
     assert len(told["rows"]) == (2 if name == "serving" else 4)
@@ -302,6 +303,7 @@ def _rows(points: Sequence[tuple[str, str, float, float]], rate: float = 2.0, se
         {"policy": policy, "figure": figure, "threshold": float(number), "calm_s": None, "cold_start_s": 30.0}
         | {"rate": rate, "cv": 1.0, "seed": seed, "prefill_p99_s": p99_s, "instances_paid_mean": paid}
         | {"instance_s_per_request": 5 * paid if policy == "meshift" else 8 * paid, "decode_p99_ms": 50 * p99_s}
+        | {"waited_p99_s": 0.5 * p99_s if policy == "meshift" else p99_s}
         for number, (policy, figure, p99_s, paid) in enumerate(points)
     ]
 
@@ -325,6 +327,7 @@ def test_savings_are_those_against_the_same_rule_of_scaling_and_against_the_publ
     assert told["saving_at_no_greater_p99"] == pytest.approx({"meshift, load": 0.2, "meshift, ratio": 0.4375})
     assert told["saving_of_instance_time_at_equal_p99"]["meshift, load"] == pytest.approx(0.5), "1 - 5 * 8 / (8 * 10)"
     assert told["saving_at_equal_decode_p99"] == pytest.approx({"meshift, load": 0.2, "meshift, ratio": 0.4375})
+    assert told["saving_at_equal_waited_p99"]["meshift, load"] > 0.25, "half the P99 for the same instances"
     assert told["curve"]["infaas++, load"] == [pytest.approx((1.0, 10.0)), pytest.approx((100.0, 5.0))]
 
 

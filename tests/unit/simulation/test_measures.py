@@ -36,6 +36,7 @@ def test_figures_of_a_run() -> None:
     assert measures.prefill_s == Spread(mean=3.5 / 3, p50=1.0, p99=2.0)
     assert measures.decode_ms == Spread(mean=150.0, p50=200.0, p99=200.0)
     assert measures.end_to_end_s.p99 == 3.0
+    assert measures.waited_s == Spread(mean=6.5 / 3, p50=1.0, p99=5.0)
     assert measures.preemption_loss_s_mean == 1.0
     assert measures.preempted_share == measures.moved_often_share == 1 / 3
     assert measures.moves_per_request == 7 / 3
