@@ -8,7 +8,7 @@ the load: 4,000 at any rate below 66/s end before anything queues.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -22,36 +22,64 @@ from meshift.services.simulation.clients import Outcome
 from meshift.services.simulation.measures import measure
 from meshift.services.simulation.scenario import Cluster, Workload
 from meshift.services.simulation.serving_run import run_serving
+from meshift.services.simulation.workload import with_priorities
+from meshift.services.worker.policy.virtual_usage import PriorityClass
 
 TRACE, RATE = "S-S", 43.3
 CVS = (2.0, 4.0, 6.0, 8.0)
 SHARES = (0.1, 0.3, 0.5)
+"""Of high priority."""
+URGENT_SHARE, URGENT_HIGH_SHARE = 0.05, 0.15
+"""With a third class, which has the high one's headroom then; the high one may have more load."""
+THREE_CLASSES = (
+    PriorityClass(name="urgent", execution=2, target_load=1_600),
+    PriorityClass(name="high", execution=1, target_load=6_400),
+    PriorityClass(name="normal", execution=0),
+)
 POLICIES: tuple[PolicyName, ...] = ("meshift", "llumnix", "llumnix-base")
 BLIND = "meshift, blind"
 """The same requests, all of normal priority, and told apart only in the figures."""
 NAMES: Mapping[str, PolicyName] = {policy: policy for policy in POLICY_NAMES}
 BASES = {"meshift": BLIND, "llumnix": "llumnix-base"}
 """With what each is compared: itself with all priorities equal."""
-CLASSES = {0: "normal", 1: "high"}
+CLASSES = {0: "normal", 1: "high", 2: "urgent"}
+KEYS = ("cv", "high_share", "urgent_share", "reading", "policy")
 COLUMNS = ("prefill_mean_s", "prefill_p99_s", "decode_mean_ms", "decode_p99_ms", "e2e_mean_s", "e2e_p99_s")
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload."""
+
+    cv: float
+    high_share: float
+    urgent_share: float = 0.0
+
+
+QUICK_CASES = (Case(4.0, SHARES[0]),)
+CASES = (
+    *(Case(cv, SHARES[0]) for cv in CVS),
+    *(Case(4.0, share) for share in SHARES[1:]),
+    Case(4.0, URGENT_HIGH_SHARE, URGENT_SHARE),
+)
+
+
 def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
-    """Bursts of growing size with a tenth of high priority; then greater shares. Both readings of the headroom."""
-    cvs, shares = ((4.0,), (0.1,)) if settings.quick else (CVS, SHARES)
+    """Bursts of growing size with a tenth of high priority; then greater shares, and three classes. Both readings of
+    the headroom."""
     ways: list[str] = []
     for policy in settings.policies or (("meshift",) if settings.quick else POLICIES):
         ways += [policy, BLIND] if policy == "meshift" else [policy]
     count = 2 if settings.quick else settings.seeds
-    cases = [(cv, share) for cv in cvs for share in shares if share == SHARES[0] or cv == CVS[1]]
+    cases = QUICK_CASES if settings.quick else CASES
     runs = Runs(
         "priority", cluster.parameters_hash(), settings.json_path, {"requests": settings.requests}, settings.resume
     )
     readings = [cluster, *([] if settings.quick else [_reserving(cluster)])]
     tasks = [
-        _task(reading, settings.requests, cv, share, seed, way)
+        _task(reading, settings.requests, case, seed, way)
         for seed in range(settings.first_seed, settings.first_seed + count)
-        for cv, share in cases
+        for case in cases
         for reading in readings
         for way in ways
     ]
@@ -65,7 +93,7 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
 def _chart(summary: Sequence[Row]) -> Series:
     series: dict[str, list[tuple[float, float]]] = {}
     for line in summary:
-        if line["high_share"] == SHARES[0]:
+        if (line["high_share"], line["urgent_share"]) == (SHARES[0], 0.0):
             for column in ("prefill_mean_s", "decode_mean_ms"):
                 gain = line.get(f"high_{column}_gain")
                 if gain is not None:
@@ -74,26 +102,33 @@ def _chart(summary: Sequence[Row]) -> Series:
     return series
 
 
+def _with_three_classes(cluster: Cluster) -> Cluster:
+    return cluster.model_copy(update={"usage": cluster.usage.model_copy(update={"classes": THREE_CLASSES})})
+
+
 def _reserving(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"usage": cluster.usage.model_copy(update={"reading": "reservation"})})
 
 
-def _task(cluster: Cluster, requests: int, cv: float, share: float, seed: int, policy: str) -> Task:
+def _task(cluster: Cluster, requests: int, case: Case, seed: int, policy: str) -> Task:
     reading = cluster.usage.reading
-    columns = {"cv": cv, "high_share": share, "reading": reading, "seed": seed, "policy": policy}
-    work = partial(_run, cluster, requests, cv, share, seed, policy)
-    return Task(f"CV {cv:g} {share:.0%} {reading} seed {seed} {policy}", columns, work)
+    columns = {**asdict(case), "reading": reading, "seed": seed, "policy": policy}
+    work = partial(_run, cluster, requests, case, seed, policy)
+    shares = f"{case.high_share:.0%}" + (f" and {case.urgent_share:.0%} urgent" if case.urgent_share else "")
+    return Task(f"CV {case.cv:g} {shares} {reading} seed {seed} {policy}", columns, work)
 
 
-def _run(cluster: Cluster, requests: int, cv: float, share: float, seed: int, policy: str) -> Result:
-    workload = Workload(trace=TRACE, requests=requests, rate=RATE, seed=seed, cv=cv, high_share=share)
-    arrivals = workload.arrivals(cluster.tokens_max)
+def _run(cluster: Cluster, requests: int, case: Case, seed: int, policy: str) -> Result:
+    workload = Workload(trace=TRACE, requests=requests, rate=RATE, seed=seed, cv=case.cv)
+    shares = {2: case.urgent_share, 1: case.high_share}
+    arrivals = with_priorities(workload.arrivals(cluster.tokens_max), shares, seed)
     sent = [replace(arrival, priority=0) for arrival in arrivals] if policy == BLIND else arrivals
-    result = run_serving(cluster.options(NAMES.get(policy, "meshift"), seed), sent)
+    used = cluster if not case.urgent_share else _with_three_classes(cluster)
+    result = run_serving(used.options(NAMES.get(policy, "meshift"), seed), sent)
     outcomes: dict[int, list[Outcome]] = {priority: [] for priority in CLASSES}
     for outcome, arrival in zip(result.outcomes, arrivals, strict=True):
         outcomes[arrival.priority].append(outcome)
-    named = {"trace": TRACE, "rate": RATE, "cv": cv, "high_share": share, "seed": seed, "policy": policy}
+    named = {"trace": TRACE, "rate": RATE, **asdict(case), "seed": seed, "policy": policy}
     classes = {
         f"{CLASSES[priority]}_{column}": figures(measure(mine, result.sums, result.virtual_s))[column]
         for priority, mine in outcomes.items()
@@ -106,15 +141,14 @@ def _run(cluster: Cluster, requests: int, cv: float, share: float, seed: int, po
 def summarise(rows: list[Row]) -> list[Row]:
     """Of each class, how many times smaller a figure is than under the same policy with all priorities equal:
     seed by seed, the median."""
-    keys = ("cv", "high_share", "reading", "policy")
     result = []
-    for names in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
-        case = dict(zip(keys, names, strict=True))
+    for names in dict.fromkeys(tuple(row[key] for key in KEYS) for row in rows):
+        case = dict(zip(KEYS, names, strict=True))
         if case["policy"] not in BASES:
             continue
-        ours = {row["seed"]: row for row in rows if all(row[key] == case[key] for key in keys)}
+        ours = {row["seed"]: row for row in rows if all(row[key] == case[key] for key in KEYS)}
         base_case = case | {"policy": BASES[case["policy"]]}
-        base = {row["seed"]: row for row in rows if all(row[key] == base_case[key] for key in keys)}
+        base = {row["seed"]: row for row in rows if all(row[key] == base_case[key] for key in KEYS)}
         line: Row = dict(case)
         for name in CLASSES.values():
             for column in COLUMNS:

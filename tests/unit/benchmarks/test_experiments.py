@@ -149,7 +149,7 @@ def test_a_small_run_from_end_to_end(
 
 
 def test_priorities_are_compared_with_none() -> None:
-    cases = {"cv": 4.0, "high_share": 0.1, "reading": "target_load"}
+    cases = {"cv": 4.0, "high_share": 0.1, "urgent_share": 0.0, "reading": "target_load"}
     columns = {f"{name}_{column}": 1.0 for name in ("high", "normal") for column in priority.COLUMNS}
     base = [cases | columns | {"seed": seed, "policy": "llumnix-base"} for seed in (1, 2)]
     ours = [cases | columns | {"seed": seed, "policy": "llumnix", "high_prefill_p99_s": 0.5 * seed} for seed in (1, 2)]
@@ -165,6 +165,20 @@ def test_a_small_run_with_priorities(tmp_path: Path) -> None:
     rows = json.loads(path.read_text())["rows"]
     assert [line["policy"] for line in rows] == ["meshift", priority.BLIND] * 2
     assert all(line["high_prefill_p99_s"] > 0 for line in rows)
+
+
+def test_a_third_class_has_a_headroom_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(priority, "CASES", priority.CASES[-1:])
+    path = tmp_path / "told.json"
+    arguments = ["--experiment", "priority", "--requests", "60", "--instances", "2", "--seeds", "1"]
+    assert simulate.main([*arguments, "--policies", "llumnix,llumnix-base", "--json", str(path)]) == 0
+    told = json.loads(path.read_text())
+    assert [line["reading"] for line in told["rows"]] == ["target_load"] * 2 + ["reservation"] * 2
+    assert all(line["urgent_share"] == 0.05 and line["urgent_e2e_mean_s"] > 0 for line in told["rows"])
+    assert {line["policy"] for line in told["summary"]} == {"llumnix"}
+    assert all(line["urgent_e2e_mean_s_gain"] > 0 for line in told["summary"])
+    with_three = priority._with_three_classes(Cluster()).usage
+    assert [with_three.headroom(item, 13_616) for item in with_three.classes] == [12_016, 7_216, 0]
 
 
 def test_what_scheduling_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
