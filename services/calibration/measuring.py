@@ -110,9 +110,9 @@ def step_growth(parameters: SimParameters, request_tokens: int) -> StepGrowth:
     full = cost.step_ns(max(1.0, capacity / request_tokens), float(capacity))
     alone = cost.step_ns(1.0, float(request_tokens))
     return StepGrowth(
-        full_step_times=min(max(full / alone, FULL_STEP_TIMES_MIN), FULL_STEP_TIMES_MAX),
+        full_step_times=round(min(max(full / alone, FULL_STEP_TIMES_MIN), FULL_STEP_TIMES_MAX), 3),
         # Where tokens cost nothing, requests are all that counts: one more weighs as much as all of the memory.
-        request_tokens=min(cost.request / max(cost.token, 1), float(capacity)),
+        request_tokens=round(min(cost.request / max(cost.token, 1), float(capacity)), 1),
     )
 
 
