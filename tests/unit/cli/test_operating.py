@@ -46,7 +46,8 @@ def transport(shell: Shell) -> httpx.ASGITransport:
 
 
 def status(name: str, incarnation: int = 1, state: InstanceState = InstanceState.READY, **more: Any) -> InstanceStatus:
-    return InstanceStatus(load=load_report(name, incarnation, state=state), **{"answers": True, "engine": "sim"} | more)
+    values: dict[str, Any] = {"answers": True, "engine": "sim"} | more
+    return InstanceStatus(load=load_report(name, incarnation, state=state), **values)
 
 
 # ---- views

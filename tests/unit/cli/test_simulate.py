@@ -69,8 +69,7 @@ def test_a_broken_trace_is_one_line(tmp_path: Path) -> None:
 
 
 def test_results_are_named_by_engine_and_settings_not_by_policy() -> None:
-    names = {Cluster(**changes).parameters_hash() for changes in ({}, {"instances": 4})}
-    assert len(names) == 2
+    assert Cluster().parameters_hash() != Cluster(instances=4).parameters_hash()
     llumnix = Cluster.model_validate({"scheduling": {"policy": "llumnix"}})
     assert llumnix.parameters_hash() == Cluster().parameters_hash()
 
