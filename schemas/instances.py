@@ -140,6 +140,8 @@ class DispatchReply(Message):
     incarnation: int
     reason: str = ""
     """Why this one, for traces."""
+    ask_again_s: float = Field(default=0.0, ge=0.0)
+    """With no owner: after this time."""
 
 
 class MovePair(Message):

@@ -16,8 +16,8 @@ from meshift.tracing import names
 
 logger = logging.getLogger(__name__)
 
-ASK_AGAIN_S = 0.05
-"""Pause before a scheduler that has room nowhere is asked again; it has let the question wait already."""
+ASK_AGAIN_S_MIN = 0.05
+"""Shortest pause before a scheduler that has room nowhere is asked again, whatever it says."""
 
 
 class Dispatcher:
@@ -54,7 +54,7 @@ class Dispatcher:
                     span.set_attribute(names.OWNER, str(reply.owner))
                     span.set_attribute(names.DISPATCH_REASON, reply.reason)
                     return reply.owner
-                await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(max(reply.ask_again_s, ASK_AGAIN_S_MIN))
             if stream.state is not StreamState.SUBMITTING:
                 return None
             span.set_attribute(names.DISPATCH_BYPASS, True)

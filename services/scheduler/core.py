@@ -242,9 +242,11 @@ class SchedulerCore:
     async def _hold(self, request: DispatchRequest, decision: DispatchDecision, begin_s: float) -> DispatchReply:
         hold_s = self.settings.dispatch.hold_s_max
         placed = await self._holding.wait(request, self._now_s(), hold_s)
-        return self._answer(placed or decision, begin_s)
+        if isinstance(placed, DispatchDecision):
+            return self._answer(placed, begin_s)
+        return self._answer(decision, begin_s, placed)
 
-    def _answer(self, decision: DispatchDecision, begin_s: float) -> DispatchReply:
+    def _answer(self, decision: DispatchDecision, begin_s: float, ask_again_s: float = 0.0) -> DispatchReply:
         if decision.owner is None:
             self.counters.decided(HELD, self._now_s() - begin_s)
         else:
@@ -254,6 +256,7 @@ class SchedulerCore:
             scheduler_id=self._id,
             incarnation=self._incarnation,
             reason=decision.reason,
+            ask_again_s=ask_again_s,
         )
 
     def _decide_and_charge(self, request: DispatchRequest) -> DispatchDecision:

@@ -14,6 +14,8 @@ from meshift.schemas.requests import Priority
 from meshift.schemas.steering import DecisionsRequest, DecisionSubject
 from meshift.services.frontend.api import Chunk
 from meshift.services.scheduler.core import SchedulerOptions
+from meshift.services.scheduler.counters import HELD
+from meshift.services.scheduler.holding import CROWD_ASKS_PER_S, HELD_MAX
 from meshift.services.scheduler.policy.settings import PolicyName, PolicySettings
 from meshift.services.simulation.mesh import MeshOptions, SimulatedMesh
 from meshift.services.simulation.serving_run import ServingResult, run_serving, skipped, stepwise
@@ -84,6 +86,27 @@ def test_what_fits_nowhere_waits_at_the_scheduler_and_is_served_in_order() -> No
         assert order.index("r6") < min(order.index(name) for name in ("r4", "r5", "r7"))
         assert mesh.scheduler.held() == 0
         await settle(mesh)
+
+    play(scenario, parameters=SMALL)
+
+
+def test_a_crowd_that_waits_does_not_keep_the_scheduler_busy() -> None:
+    """Some for whom the line is too short: they ask by turns, and not as often as those in the line."""
+    asks = [request(f"r{index}", 3000, 60) for index in range(HELD_MAX + 1_000)]
+
+    async def scenario(mesh: SimulatedMesh) -> None:
+        assert mesh.scheduler is not None
+        pending = streams(mesh, asks)
+        await asyncio.sleep(2.0)
+        before = mesh.scheduler.counters.dispatches[HELD]
+        await asyncio.sleep(2.0)
+        assert mesh.scheduler.held() == HELD_MAX
+        asked = mesh.scheduler.counters.dispatches[HELD] - before
+        in_line = 2.0 * HELD_MAX / mesh.scheduler.settings.dispatch.hold_s_max
+        assert asked < in_line + 2.1 * CROWD_ASKS_PER_S
+        for task in pending.tasks:
+            task.cancel()
+        await asyncio.gather(*pending.tasks, return_exceptions=True)
 
     play(scenario, parameters=SMALL)
 

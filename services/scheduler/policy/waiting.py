@@ -1,6 +1,6 @@
 """The order of dispatches that wait for room: scheduling priority, then arrival (Llumnix, section 4.4.3)."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -40,7 +40,12 @@ class WaitingLine(Generic[T]):
         insort(self._places, place)
         return place
 
+    def last(self) -> Place[T]:
+        """Whose turn comes after all others'. Raises IndexError if nobody waits."""
+        return self._places[-1]
+
     def remove(self, place: Place[T]) -> None:
         """It waits no more. Idempotent."""
-        if place in self._places:
-            self._places.remove(place)
+        index = bisect_left(self._places, place)
+        if index < len(self._places) and self._places[index] is place:
+            del self._places[index]

@@ -10,7 +10,13 @@ from meshift.schemas.identity import FrontendRef, Owner
 from meshift.schemas.instances import DispatchRequest
 from meshift.schemas.requests import Priority
 from meshift.services.scheduler import holding
-from meshift.services.scheduler.holding import Holding
+from meshift.services.scheduler.holding import (
+    ASK_AGAIN_S,
+    CROWD_ASK_AGAIN_S,
+    CROWD_ASK_AGAIN_S_MAX,
+    CROWD_ASKS_PER_S,
+    Holding,
+)
 from meshift.services.scheduler.policy.demand import HeldDemand
 from meshift.services.scheduler.policy.dispatch import DispatchDecision, choose_instance
 from meshift.services.scheduler.policy.waiting import WaitingLine
@@ -78,7 +84,7 @@ def test_who_waited_longest_is_placed_first_and_a_smaller_one_may_pass() -> None
         room.room = 250
         line.pump()
         placed = await asyncio.gather(*tasks)
-        assert [decision is not None for decision in placed] == [False, False, True, True]
+        assert [isinstance(decision, DispatchDecision) for decision in placed] == [False, False, True, True]
         assert len(line) == 0
         return room.order
 
@@ -101,7 +107,7 @@ def test_larger_ones_are_not_even_looked_at_once_a_smaller_one_found_nothing() -
 def test_after_its_time_it_is_told_to_ask_again() -> None:
     async def main() -> float:
         line = Holding(Room().decide)
-        assert await line.wait(ask("a", 100), 0.0, 0.25) is None
+        assert await line.wait(ask("a", 100), 0.0, 0.25) == ASK_AGAIN_S
         assert len(line) == 0
         return asyncio.get_running_loop().time()
 
@@ -114,7 +120,7 @@ def test_all_are_told_when_the_scheduler_stops() -> None:
         task = asyncio.create_task(line.wait(ask("a", 100), 0.0, 9.0))
         await asyncio.sleep(0.1)
         line.release()
-        assert await task is None
+        assert await task == ASK_AGAIN_S
         return asyncio.get_running_loop().time()
 
     assert virtual_time.run(main()) == 0.1
@@ -127,7 +133,7 @@ def test_a_full_line_gives_up_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
         last = asyncio.create_task(line.wait(ask("last", 100), 5.0, 9.0))
         await asyncio.sleep(0)
         high = asyncio.create_task(line.wait(ask("high", 100, 1), 5.0, 9.0))
-        assert await last is None
+        assert await last == pytest.approx(CROWD_ASK_AGAIN_S + 1 / CROWD_ASKS_PER_S)
         assert not first.done()
         assert not high.done()
         line.release()
@@ -135,6 +141,35 @@ def test_a_full_line_gives_up_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(holding, "HELD_MAX", 2)
     virtual_time.run(main())
+
+
+def test_however_many_the_line_is_too_short_for_so_many_a_second_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[float]:
+        line = Holding(Room().decide)
+        first = asyncio.create_task(line.wait(ask("first", 100, waited_s=1.0), 5.0, 9.0))
+        await asyncio.sleep(0)
+        turns = [await line.wait(ask(str(number), 100), 5.0, 9.0) for number in range(6_000)]
+        line.release()
+        await first
+        assert all(isinstance(turn, float) for turn in turns)
+        return [turn for turn in turns if isinstance(turn, float)]
+
+    monkeypatch.setattr(holding, "HELD_MAX", 1)
+    turns = virtual_time.run(main())
+    assert turns[0] == pytest.approx(CROWD_ASK_AGAIN_S + 1 / CROWD_ASKS_PER_S)
+    assert turns == sorted(turns)
+    assert sum(turn < 2.25 for turn in turns) == pytest.approx(2 * CROWD_ASKS_PER_S, abs=1)
+    assert max(turns) == CROWD_ASK_AGAIN_S_MAX
+
+
+def test_of_equal_places_the_right_one_is_left() -> None:
+    line: WaitingLine[int] = WaitingLine()
+    places = [line.add(number, 0, 1.0) for number in range(50)]
+    for place in places[::2]:
+        line.remove(place)
+        line.remove(place)
+    assert [place.item for place in line] == list(range(1, 50, 2))
+    assert line.last().item == 49
 
 
 def test_who_can_not_be_placed_at_all_any_more_is_told_why() -> None:
@@ -160,7 +195,7 @@ def test_one_that_is_placed_charges_before_the_next_is_looked_at() -> None:
         await asyncio.sleep(0)
         room.room = 150
         line.pump()
-        return [decision.owner if decision else None for decision in await asyncio.gather(*tasks)]
+        return [getattr(decision, "owner", None) for decision in await asyncio.gather(*tasks)]
 
     assert virtual_time.run(main()) == [Owner("a", 1), None]
 

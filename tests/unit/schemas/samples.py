@@ -139,7 +139,7 @@ SAMPLES: tuple[Message, ...] = (
         request_id="r1", attempt=2, frontend=FRONTEND, model="m", demand=3, priority=PRIORITY, excluded=(OWNER,),
         may_wait=True, waited_s=1.5,
     ),
-    instances.DispatchReply(owner=OWNER, scheduler_id="s", incarnation=1, reason="freest"),
+    instances.DispatchReply(owner=OWNER, scheduler_id="s", incarnation=1, reason="freest", ask_again_s=0.25),
     instances.MovePair(
         scheduler_id="s", incarnation=1, source=OWNER, destination=OTHER, tokens_max=5, until_freeness=-1.5, ttl_s=0.5,
         headroom_max=9,
