@@ -54,14 +54,14 @@ DECODE_TARGETS_MS = (75.0, 100.0, 125.0, 150.0, 175.0, 200.0, 250.0, 300.0, 400.
 """P99s of the time a token, preemptions in it, which the time to the first token doesn't show."""
 PAID, PAID_TIME = "instances_paid_mean", "instance_s_per_request"
 """A run lasts until its last request ends: of two that pay for as much, the longer one has the lower mean."""
-SAVINGS = (
-    "saving_at_equal_p99",
-    "saving_at_no_greater_p99",
-    "saving_at_equal_p99_against_published",
-    "saving_of_instance_time_at_equal_p99",
-    "saving_at_equal_decode_p99",
-    "saving_at_equal_waited_p99",
-)
+SAME_RULE: Mapping[str, tuple[str, str, Sequence[float]]] = {
+    "saving_at_equal_p99": (PAID, "prefill_p99_s", TARGETS_S),
+    "saving_of_instance_time_at_equal_p99": (PAID_TIME, "prefill_p99_s", TARGETS_S),
+    "saving_at_equal_decode_p99": (PAID, "decode_p99_ms", DECODE_TARGETS_MS),
+    "saving_at_equal_waited_p99": (PAID, "waited_p99_s", TARGETS_S),
+}
+"""Savings against the baseline under the same rule: of which cost, at which P99, and where that is compared."""
+SAVINGS = (*SAME_RULE, "saving_at_no_greater_p99", "saving_at_equal_p99_against_published")
 MEASURED = (
     "instances_paid_mean",
     "instance_s_per_request",
@@ -157,10 +157,7 @@ def curves(rows: Sequence[Row], cold_start_s: float) -> Row:
     loads = []
     for rate, cv in dict.fromkeys((row["rate"], row["cv"]) for row in mine):
         here = [row for row in mine if (row["rate"], row["cv"]) == (rate, cv)]
-        curve = _curve(here, PAID)
-        others = (_curve(here, PAID_TIME), _curve(here, PAID, "decode_p99_ms"), _curve(here, PAID, "waited_p99_s"))
-        savings = _savings(curve, *others)
-        loads.append({"rate": rate, "cv": cv, "curve": curve} | savings)
+        loads.append({"rate": rate, "cv": cv, "curve": _curve(here, PAID)} | _savings(here))
     told: Row = {"curve": _curve(mine, PAID), "loads": loads}
     for name in SAVINGS:
         keys = dict.fromkeys(key for load in loads for key in load[name])
@@ -181,29 +178,24 @@ def _curve(rows: Sequence[Row], cost: str, p99: str = "prefill_p99_s") -> dict[s
     return curve
 
 
-def _savings(
-    curve: Mapping[str, Points],
-    times: Mapping[str, Points],
-    decodes: Mapping[str, Points],
-    waits: Mapping[str, Points],
-) -> Row:
+def _savings(rows: Sequence[Row]) -> Row:
     told: Row = {name: {} for name in SAVINGS}
-    for key, points in curve.items():
-        policy, figure = key.split(", ")
-        if policy == BASELINE:
-            continue
-        theirs = curve.get(f"{BASELINE}, {figure}", [])
-        told["saving_at_equal_p99"][key] = saving_at_equal_p99(points, theirs)
-        told["saving_at_no_greater_p99"][key] = saving_at_no_greater_p99(points, theirs)
-        published = curve.get(f"{BASELINE}, {PUBLISHED}", [])
-        told["saving_at_equal_p99_against_published"][key] = saving_at_equal_p99(points, published)
-        theirs = times.get(f"{BASELINE}, {figure}", [])
-        told["saving_of_instance_time_at_equal_p99"][key] = saving_at_equal_p99(times[key], theirs)
-        theirs = decodes.get(f"{BASELINE}, {figure}", [])
-        told["saving_at_equal_decode_p99"][key] = saving_at_equal_p99(decodes[key], theirs, DECODE_TARGETS_MS)
-        theirs = waits.get(f"{BASELINE}, {figure}", [])
-        told["saving_at_equal_waited_p99"][key] = saving_at_equal_p99(waits[key], theirs)
+    for name, (cost, p99, targets) in SAME_RULE.items():
+        curve = _curve(rows, cost, p99)
+        for key, figure in _compared(curve):
+            told[name][key] = saving_at_equal_p99(curve[key], curve.get(f"{BASELINE}, {figure}", []), targets)
+    curve = _curve(rows, PAID)
+    for key, figure in _compared(curve):
+        same, published = (curve.get(f"{BASELINE}, {rule}", []) for rule in (figure, PUBLISHED))
+        told["saving_at_no_greater_p99"][key] = saving_at_no_greater_p99(curve[key], same)
+        told["saving_at_equal_p99_against_published"][key] = saving_at_equal_p99(curve[key], published)
     return told
+
+
+def _compared(curve: Mapping[str, Points]) -> list[tuple[str, str]]:
+    """The names of the curves that aren't the baseline's, and their rules of scaling."""
+    names = [(name, *name.split(", ")) for name in curve]
+    return [(name, rule) for name, policy, rule in names if policy != BASELINE]
 
 
 def _median(values: Sequence[float | None]) -> float | None:

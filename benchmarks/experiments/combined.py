@@ -51,6 +51,7 @@ PROMISES: Mapping[int, Promise] = {
     0: Promise(PriorityClass(name="normal", execution=0), 0.8, 15.0, 150.0),
 }
 """By priority."""
+CLASSES = tuple(promise.priority_class for promise in PROMISES.values())
 
 POLICIES: tuple[PolicyName, ...] = ("meshift", "llumnix", "infaas++")
 Way = tuple[str, PolicyName, Cluster]
@@ -95,7 +96,7 @@ def arrivals(requests: int, seed: int, tokens_max: int) -> list[Arrival]:
 def ways(cluster: Cluster, policies: Sequence[PolicyName]) -> list[Way]:
     """By name, with the cluster that each runs on."""
     scaling = {"enabled": True, "instances_min": INSTANCES_MIN, "instances_max": INSTANCES_MAX}
-    usage = VirtualUsageSettings(classes=tuple(promise.priority_class for promise in PROMISES.values()))
+    usage = VirtualUsageSettings(classes=CLASSES)
     base = cluster.model_copy(
         update={
             "instances": INSTANCES,

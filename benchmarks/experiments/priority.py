@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
+from typing import Any
 
 from meshift.benchmarks.experiments.charts import Series, draw
+from meshift.benchmarks.experiments.combined import CLASSES as THREE_CLASSES
 from meshift.benchmarks.experiments.runs import Result, Row, Runs, figures, print_rows, samples
 from meshift.benchmarks.experiments.settings import ExperimentSettings
 from meshift.benchmarks.experiments.tasks import Task, carry_out
@@ -23,7 +25,6 @@ from meshift.services.simulation.measures import measure
 from meshift.services.simulation.scenario import Cluster, Workload
 from meshift.services.simulation.serving_run import run_serving
 from meshift.services.simulation.workload import with_priorities
-from meshift.services.worker.policy.virtual_usage import PriorityClass
 
 TRACE, RATE = "S-S", 43.3
 CVS = (2.0, 4.0, 6.0, 8.0)
@@ -31,11 +32,6 @@ SHARES = (0.1, 0.3, 0.5)
 """Of high priority."""
 URGENT_SHARE, URGENT_HIGH_SHARE = 0.05, 0.15
 """With a third class, which has the high one's headroom then; the high one may have more load."""
-THREE_CLASSES = (
-    PriorityClass(name="urgent", execution=2, target_load=1_600),
-    PriorityClass(name="high", execution=1, target_load=6_400),
-    PriorityClass(name="normal", execution=0),
-)
 POLICIES: tuple[PolicyName, ...] = ("meshift", "llumnix", "llumnix-base")
 BLIND = "meshift, blind"
 """The same requests, all of normal priority, and told apart only in the figures."""
@@ -75,7 +71,7 @@ def run(settings: ExperimentSettings, cluster: Cluster) -> Runs:
     runs = Runs(
         "priority", cluster.parameters_hash(), settings.json_path, {"requests": settings.requests}, settings.resume
     )
-    readings = [cluster, *([] if settings.quick else [_reserving(cluster)])]
+    readings = [cluster, *([] if settings.quick else [_with_usage(cluster, reading="reservation")])]
     tasks = [
         _task(reading, settings.requests, case, seed, way)
         for seed in range(settings.first_seed, settings.first_seed + count)
@@ -102,12 +98,8 @@ def _chart(summary: Sequence[Row]) -> Series:
     return series
 
 
-def _with_three_classes(cluster: Cluster) -> Cluster:
-    return cluster.model_copy(update={"usage": cluster.usage.model_copy(update={"classes": THREE_CLASSES})})
-
-
-def _reserving(cluster: Cluster) -> Cluster:
-    return cluster.model_copy(update={"usage": cluster.usage.model_copy(update={"reading": "reservation"})})
+def _with_usage(cluster: Cluster, **changes: Any) -> Cluster:
+    return cluster.model_copy(update={"usage": cluster.usage.model_copy(update=changes)})
 
 
 def _task(cluster: Cluster, requests: int, case: Case, seed: int, policy: str) -> Task:
@@ -123,7 +115,7 @@ def _run(cluster: Cluster, requests: int, case: Case, seed: int, policy: str) ->
     shares = {2: case.urgent_share, 1: case.high_share}
     arrivals = with_priorities(workload.arrivals(cluster.tokens_max), shares, seed)
     sent = [replace(arrival, priority=0) for arrival in arrivals] if policy == BLIND else arrivals
-    used = cluster if not case.urgent_share else _with_three_classes(cluster)
+    used = cluster if not case.urgent_share else _with_usage(cluster, classes=THREE_CLASSES)
     result = run_serving(used.options(NAMES.get(policy, "meshift"), seed), sent)
     outcomes: dict[int, list[Outcome]] = {priority: [] for priority in CLASSES}
     for outcome, arrival in zip(result.outcomes, arrivals, strict=True):
@@ -142,13 +134,13 @@ def summarise(rows: list[Row]) -> list[Row]:
     """Of each class, how many times smaller a figure is than under the same policy with all priorities equal:
     seed by seed, the median."""
     result = []
-    for names in dict.fromkeys(tuple(row[key] for key in KEYS) for row in rows):
+    for names in dict.fromkeys(tuple(row.get(key) for key in KEYS) for row in rows):
         case = dict(zip(KEYS, names, strict=True))
         if case["policy"] not in BASES:
             continue
-        ours = {row["seed"]: row for row in rows if all(row[key] == case[key] for key in KEYS)}
+        ours = {row["seed"]: row for row in rows if all(row.get(key) == case[key] for key in KEYS)}
         base_case = case | {"policy": BASES[case["policy"]]}
-        base = {row["seed"]: row for row in rows if all(row[key] == base_case[key] for key in KEYS)}
+        base = {row["seed"]: row for row in rows if all(row.get(key) == base_case[key] for key in KEYS)}
         line: Row = dict(case)
         for name in CLASSES.values():
             for column in COLUMNS:

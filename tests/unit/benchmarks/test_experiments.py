@@ -177,7 +177,7 @@ def test_a_third_class_has_a_headroom_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert all(line["urgent_share"] == 0.05 and line["urgent_e2e_mean_s"] > 0 for line in told["rows"])
     assert {line["policy"] for line in told["summary"]} == {"llumnix"}
     assert all(line["urgent_e2e_mean_s_gain"] > 0 for line in told["summary"])
-    with_three = priority._with_three_classes(Cluster()).usage
+    with_three = priority._with_usage(Cluster(), classes=combined.CLASSES).usage
     assert [with_three.headroom(item, 13_616) for item in with_three.classes] == [12_016, 7_216, 0]
 
 
